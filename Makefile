@@ -1,0 +1,80 @@
+# Tandem. `make help` lists the targets; `make up` and `make test` are the two
+# that matter.
+
+GO      ?= go
+CACHE   := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tandem
+BIN     := bin/tandem
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+LINT_VERSION := v2.15.0
+LINT         := $(CACHE)/bin/golangci-lint-$(LINT_VERSION)
+
+# The model's golden data and the process tests need no race detector; these
+# packages hold all of the concurrency.
+RACE_PKGS := ./internal/kv/... ./internal/sched/... ./internal/engine/... ./internal/sample/... ./internal/sim/... \
+             ./internal/transfer/... ./internal/connector/... ./internal/server/... ./internal/openai/... \
+             ./internal/backend/... ./internal/router/... ./internal/telemetry/... ./internal/tokenizer/... ./internal/chat/... ./internal/gguf/...
+
+FUZZTIME ?= 10s
+
+export CGO_ENABLED ?= 0
+
+.PHONY: help build up test model race invariants lint bench fuzz gen gen-check e2e conform tidy-check ci clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## build bin/tandem
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/tandem
+
+model: build ## fetch the default model into the cache folder, once
+	@$(BIN) model fetch
+
+up: model ## start a prefill engine, a decode engine and a router on the default model
+	$(BIN) up
+
+test: model ## run every test of the main module
+	$(GO) test ./...
+
+race: model ## the concurrent packages under the race detector (needs gcc)
+	CGO_ENABLED=1 $(GO) test -race $(RACE_PKGS)
+
+invariants: model ## the same packages with expensive checks after every step
+	$(GO) test -tags invariants $(RACE_PKGS)
+
+e2e: build ## only the tests over real processes
+	$(GO) test -count=1 -v ./test/e2e
+
+conform: model ## official OpenAI clients and a foreign router against our engines
+	test/conform/run
+
+$(LINT):
+	@mkdir -p $(CACHE)/bin
+	GOBIN=$(CACHE)/bin $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
+	@mv $(CACHE)/bin/golangci-lint $(LINT)
+
+lint: $(LINT) ## golangci-lint over the main module
+	$(GO) vet ./...
+	$(LINT) run ./...
+
+bench: model ## benchmarks that print ratios of one run; LLAMA_BENCH=PATH adds llama.cpp
+	test/bench/run
+
+fuzz: ## every fuzz target for FUZZTIME (10s)
+	test/fuzz $(FUZZTIME)
+
+gen: ## regenerate the assembly kernels
+	cd internal/compute/gen && $(GO) run .
+
+gen-check: ## fail when the committed assembly is not what the generator makes
+	cd internal/compute/gen && $(GO) run . -check
+
+tidy-check: ## fail when go.mod is not tidy
+	$(GO) mod tidy -diff
+
+ci: ## what CI runs
+	.ci/run
+
+clean: ## remove what the build made
+	rm -rf bin
