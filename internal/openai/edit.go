@@ -124,8 +124,11 @@ func (b *Body) Edit(edits ...Edit) []byte {
 		out = append(append(append(out, key...), ':'), e.Value...)
 	}
 	tail := b.shut
-	if n := len(b.members); n > 0 {
+	switch n := len(b.members); {
+	case n > 0:
 		tail = b.members[n-1].end
+	case kept == 0:
+		tail = b.open + 1
 	}
 	return append(out, b.raw[tail:]...)
 }
