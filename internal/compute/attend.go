@@ -227,31 +227,16 @@ func (k *Kernels) WriteK(dst []byte, elem Type, dim, slot, n int, x []float32, s
 		}
 		return
 	}
-	w := whole(dim)
-	if n == Lanes && w > 0 {
-		_ = x[15*stride : 15*stride+dim]
-		k.writeK(dst, w, x, stride)
-	} else {
-		w = 0
-	}
-	var buf [2 * 64]byte
-	for t := range n {
-		row := x[t*stride:][:dim]
-		for d := w; d < dim; d += 64 {
-			c := min(64, dim-d)
-			k.ToF16(buf[:], row[d:d+c])
-			for i := range c {
-				le.PutUint16(dst[((d+i)*Lanes+slot+t)*2:], le.Uint16(buf[2*i:]))
-			}
-		}
+	if n > 0 {
+		k.writeK(dst, dim, slot, n, x[:(n-1)*stride+dim], stride)
 	}
 }
 
-// writeKGo writes the first dim elements of the keys of 16 tokens.
-func writeKGo(dst []byte, dim int, x []float32, stride int) {
-	for d := range dim {
-		for t := range Lanes {
-			binary.LittleEndian.PutUint16(dst[(d*Lanes+t)*2:], F16Bits(x[t*stride+d]))
+// writeKGo is WriteK for F16.
+func writeKGo(dst []byte, dim, slot, n int, x []float32, stride int) {
+	for t := range n {
+		for d, v := range x[t*stride:][:dim] {
+			binary.LittleEndian.PutUint16(dst[(d*Lanes+slot+t)*2:], F16Bits(v))
 		}
 	}
 }

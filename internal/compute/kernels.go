@@ -21,21 +21,22 @@ type Kernels struct {
 	// quantize makes x token i of the tile of t tokens that starts at t0.
 	quantize func(a *Act, t0, t, i int, x []float32)
 
-	// Row operations over whole vectors of 16.
+	// Row operations over whole vectors of 16. (What a function value gets by
+	// pointer escapes, so small results are returned.)
 	add      func(x, y []float32)
 	addParts func(x, s0, s1, s2, s3 []float32)
-	sumSq    func(x []float32, lanes *[Lanes]float32)
+	sumSq    func(x []float32) [Lanes]float32
 	scaleMul func(out, x, w []float32, scale float32)
 	rope     func(x, y, cos, sin []float32)
 	siluMul  func(gate, up []float32)
-	argmax   func(x []float32, val *[Lanes]float32, idx *[Lanes]int32)
+	argmax   func(x []float32) (val [Lanes]float32, idx [Lanes]int32)
 	toF16    func(dst []byte, x []float32)
 
 	// Attention; see attend.go.
 	softmax func(s []float32, scale float32) (top, sum float32)
 	qk      func(j *attnJob)
 	pv      func(j *attnJob, row, rows int)
-	writeK  func(dst []byte, dim int, x []float32, stride int)
+	writeK  func(dst []byte, dim, slot, n int, x []float32, stride int)
 }
 
 // Name returns "portable" or "avx512".

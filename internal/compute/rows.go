@@ -53,7 +53,7 @@ func (k *Kernels) RMSNorm(out, x, w []float32, eps float32) {
 	v := whole(n)
 	var lanes [Lanes]float32
 	if v > 0 {
-		k.sumSq(x[:v], &lanes)
+		lanes = k.sumSq(x[:v])
 	}
 	for l, e := range x[v:] {
 		lanes[l] = fma32(e, e, lanes[l])
@@ -66,13 +66,13 @@ func (k *Kernels) RMSNorm(out, x, w []float32, eps float32) {
 	scaleMulGo(out[v:], x[v:], w[v:], scale)
 }
 
-func sumSqGo(x []float32, lanes *[Lanes]float32) {
-	*lanes = [Lanes]float32{}
+func sumSqGo(x []float32) (lanes [Lanes]float32) {
 	for ; len(x) >= Lanes; x = x[Lanes:] {
 		for l, e := range x[:Lanes] {
 			lanes[l] = fma32(e, e, lanes[l])
 		}
 	}
+	return lanes
 }
 
 func scaleMulGo(out, x, w []float32, scale float32) {
@@ -127,9 +127,7 @@ func (k *Kernels) Argmax(x []float32) int {
 	best, at := float32(math.Inf(-1)), 0
 	w := whole(len(x))
 	if w > 0 {
-		var val [Lanes]float32
-		var idx [Lanes]int32
-		k.argmax(x[:w], &val, &idx)
+		val, idx := k.argmax(x[:w])
 		for l, v := range val {
 			if v > best || v == best && int(idx[l]) < at && !math.IsInf(float64(v), -1) {
 				best, at = v, int(idx[l])
@@ -146,9 +144,9 @@ func (k *Kernels) Argmax(x []float32) int {
 
 // argmaxGo finds each lane's greatest number and its first index; lanes
 // without one above -Inf keep -Inf and 0.
-func argmaxGo(x []float32, val *[Lanes]float32, idx *[Lanes]int32) {
+func argmaxGo(x []float32) (val [Lanes]float32, idx [Lanes]int32) {
 	for l := range val {
-		val[l], idx[l] = float32(math.Inf(-1)), 0
+		val[l] = float32(math.Inf(-1))
 	}
 	for i := 0; i+Lanes <= len(x); i += Lanes {
 		for l, v := range x[i : i+Lanes] {
@@ -157,6 +155,7 @@ func argmaxGo(x []float32, val *[Lanes]float32, idx *[Lanes]int32) {
 			}
 		}
 	}
+	return val, idx
 }
 
 // ToF16 writes x as little-endian binary16 by the rule of F16Bits.
