@@ -45,6 +45,9 @@ func pages(b []byte) []byte {
 	return unsafe.Slice(unsafe.SliceData(b), (cap(b)+hugePage-1)&^(hugePage-1))
 }
 
+// addr returns the address of b.
+func addr(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
+
 // Discard gives the pages of b, which Alloc returned, back to the system; b
 // stays mapped and reads as zeros.
 func Discard(b []byte) error {
