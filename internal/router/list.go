@@ -1,0 +1,315 @@
+package router
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"sync"
+
+	"tandem/internal/backend"
+	"tandem/internal/openai"
+)
+
+// maxEvent bounds one event of a stream that is taken apart.
+const maxEvent = 16 << 20
+
+// A piece is one event of one flow of a list, or the flow's end.
+type piece struct {
+	flow int
+	leg  *begun // of the flow's first piece
+	data []byte // JSON of an event, or the whole answer
+	fail *failure
+	end  bool
+}
+
+// serveList answers a list of prompts: one flow each, merged by index. The
+// first failure ends all: the client gets one defined error.
+func (c *call) serveList(w http.ResponseWriter, q *http.Request) {
+	ctx, cancel := context.WithCancel(q.Context())
+	pieces := make(chan piece)
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, c.r.cfg.Parallel)
+	wg.Go(func() {
+		defer close(pieces)
+		var flows sync.WaitGroup
+		for i, prompt := range c.list {
+			select {
+			case slots <- struct{}{}:
+			case <-ctx.Done():
+			}
+			if ctx.Err() != nil {
+				break
+			}
+			flows.Go(func() {
+				defer func() { <-slots }()
+				c.listFlow(ctx, i, prompt, func(p piece) bool {
+					p.flow = i
+					select {
+					case pieces <- p:
+						return true
+					case <-ctx.Done():
+						return false
+					}
+				})
+			})
+		}
+		flows.Wait()
+	})
+	defer wg.Wait()
+	defer cancel()
+	m := &merge{call: c, w: w, answers: make([][]byte, len(c.list))}
+	for p := range pieces {
+		if !m.add(p) {
+			return
+		}
+	}
+	if q.Context().Err() == nil {
+		m.finish()
+	}
+}
+
+// listFlow runs one flow of a list and sends its pieces until send says no.
+func (c *call) listFlow(ctx context.Context, i int, prompt json.RawMessage, send func(piece) bool) {
+	leg, fail := c.run(ctx, prompt)
+	if fail != nil {
+		send(piece{fail: fail})
+		return
+	}
+	if leg == nil {
+		return
+	}
+	defer closeBody(leg.resp.Body)
+	body := io.MultiReader(bytes.NewReader(leg.first), leg.resp.Body)
+	if !c.stream {
+		data, err := io.ReadAll(io.LimitReader(body, 64<<20))
+		if err != nil {
+			send(piece{fail: outcome{err: &backend.TransportError{Backend: leg.flow.decode.Name(), Err: err}}.failure(leg.flow)})
+			return
+		}
+		send(piece{leg: leg, data: data, end: true})
+		return
+	}
+	s := bufio.NewScanner(body)
+	s.Buffer(nil, maxEvent)
+	for s.Scan() {
+		data, ok := bytes.CutPrefix(s.Bytes(), []byte("data: "))
+		if !ok {
+			continue
+		}
+		if string(data) == "[DONE]" {
+			send(piece{leg: leg, end: true})
+			return
+		}
+		if !send(piece{leg: leg, data: bytes.Clone(data)}) {
+			return
+		}
+	}
+	leg.flow.decode.Suspect()
+	send(piece{fail: cut(leg.flow.decode.Name())})
+}
+
+// A merge puts the answers of a list's flows together.
+type merge struct {
+	call    *call
+	w       http.ResponseWriter
+	out     *output // of a stream that has begun
+	id      json.RawMessage
+	created json.RawMessage
+	usage   map[string]any
+	last    []byte // a usage event, the form of the merged one
+	answers [][]byte
+	flows   int
+}
+
+// add takes one piece and reports whether more are wanted.
+func (m *merge) add(p piece) bool {
+	if p.fail != nil {
+		if m.out == nil {
+			p.fail.write(m.w)
+		} else {
+			m.out.abort(p.fail)
+		}
+		return false
+	}
+	if !m.call.stream {
+		if m.flows == 0 {
+			m.call.describeList(m.w.Header(), p.leg.flow)
+		}
+		m.flows++
+		m.answers[p.flow] = p.data
+		return true
+	}
+	if p.end {
+		return true
+	}
+	if m.out == nil {
+		h := m.w.Header()
+		m.call.describeList(h, p.leg.flow)
+		h.Set("Content-Type", "text/event-stream; charset=utf-8")
+		h.Set("Cache-Control", "no-cache")
+		m.w.WriteHeader(http.StatusOK)
+		m.out = m.call.output(m.w)
+	}
+	body, err := openai.ParseBody(p.data)
+	if err != nil {
+		m.out.abort(&failure{status: http.StatusBadGateway, kind: "bad_answer", message: "a decode engine sent an event that is no JSON object"})
+		return false
+	}
+	if _, isError := body.Get("error"); isError {
+		m.out.abort(&failure{status: http.StatusBadGateway, body: p.data})
+		return false
+	}
+	choices, _ := body.Get("choices")
+	if empty := len(openai.Elements(choices)) == 0; empty {
+		if u, ok := body.Get("usage"); ok && string(u) != "null" {
+			m.addUsage(u)
+			m.last = p.data
+			return true
+		}
+	}
+	return m.out.write(append(append([]byte("data: "), m.rewrite(body, p.flow)...), '\n', '\n')) == nil
+}
+
+// rewrite gives an event or answer of flow i the indexes and the identity of
+// the merged answer.
+func (m *merge) rewrite(body *openai.Body, i int) []byte {
+	if m.id == nil {
+		m.id, _ = body.Get("id")
+		m.created, _ = body.Get("created")
+	}
+	var edits []openai.Edit
+	if m.id != nil {
+		edits = append(edits, openai.Edit{Key: "id", Value: m.id})
+	}
+	if m.created != nil {
+		edits = append(edits, openai.Edit{Key: "created", Value: m.created})
+	}
+	return body.Edit(append(edits, openai.Edit{Key: "choices", Value: m.choices(body, i)})...)
+}
+
+// choices returns flow i's choices with their indexes in the whole list.
+func (m *merge) choices(body *openai.Body, i int) json.RawMessage {
+	raw, _ := body.Get("choices")
+	out := []byte{'['}
+	for k, e := range openai.Elements(raw) {
+		if k > 0 {
+			out = append(out, ',')
+		}
+		choice, err := openai.ParseBody(e)
+		if err != nil {
+			out = append(out, e...)
+			continue
+		}
+		index := 0
+		if v, ok := choice.Get("index"); ok {
+			index, _ = strconv.Atoi(string(v))
+		}
+		out = append(out, choice.Edit(openai.Edit{Key: "index", Value: json.RawMessage(strconv.Itoa(i*m.call.n + index))})...)
+	}
+	return append(out, ']')
+}
+
+// finish sends what only the end of all flows shows.
+func (m *merge) finish() {
+	if m.call.stream {
+		if m.out == nil {
+			(&failure{status: http.StatusBadGateway, kind: "bad_answer", message: "the decode engines sent no event"}).write(m.w)
+			return
+		}
+		var end []byte
+		if m.last != nil {
+			if body, err := openai.ParseBody(m.last); err == nil {
+				end = append(append([]byte("data: "), m.sum(body, body.Edit)...), '\n', '\n')
+			}
+		}
+		_ = m.out.write(append(end, "data: [DONE]\n\n"...)) // the client may be gone
+		return
+	}
+	var all []byte
+	var first *openai.Body
+	for i, a := range m.answers {
+		body, err := openai.ParseBody(a)
+		if err != nil {
+			(&failure{status: http.StatusBadGateway, kind: "bad_answer", message: fmt.Sprintf("the answer to prompt %d is no JSON object", i)}).write(m.w)
+			return
+		}
+		if first == nil {
+			first = body
+		}
+		if u, ok := body.Get("usage"); ok {
+			m.addUsage(u)
+		}
+		c := m.choices(body, i)
+		if i > 0 && len(c) > 2 {
+			all = append(all, ',')
+		}
+		all = append(all, c[1:len(c)-1]...)
+	}
+	choices := append(append([]byte{'['}, all...), ']')
+	out := m.sum(first, func(e ...openai.Edit) []byte {
+		return first.Edit(append(e, openai.Edit{Key: "choices", Value: choices})...)
+	})
+	m.w.Header().Set("Content-Type", "application/json")
+	m.w.WriteHeader(http.StatusOK)
+	_, _ = m.w.Write(out) // the client may be gone
+}
+
+// sum edits a body so that its usage is that of all flows.
+func (m *merge) sum(body *openai.Body, edit func(...openai.Edit) []byte) []byte {
+	var edits []openai.Edit
+	if m.usage != nil {
+		if u, err := json.Marshal(m.usage); err == nil {
+			edits = append(edits, openai.Edit{Key: "usage", Value: u})
+		}
+	}
+	if _, has := body.Get("id"); has && m.id != nil {
+		edits = append(edits, openai.Edit{Key: "id", Value: m.id})
+	}
+	return edit(edits...)
+}
+
+// addUsage adds the numbers of one flow's usage.
+func (m *merge) addUsage(raw json.RawMessage) {
+	var u map[string]any
+	if json.Unmarshal(raw, &u) != nil || u == nil {
+		return
+	}
+	if m.usage == nil {
+		m.usage = u
+		return
+	}
+	addNumbers(m.usage, u)
+}
+
+func addNumbers(to, from map[string]any) {
+	for k, v := range from {
+		switch v := v.(type) {
+		case float64:
+			have, _ := to[k].(float64)
+			to[k] = have + v
+		case map[string]any:
+			have, ok := to[k].(map[string]any)
+			if !ok {
+				to[k] = v
+				continue
+			}
+			addNumbers(have, v)
+		default:
+			if _, there := to[k]; !there {
+				to[k] = v
+			}
+		}
+	}
+}
+
+// describeList is describe for a list: the engines named are those of the flow
+// that answered first.
+func (c *call) describeList(h http.Header, f *flow) {
+	c.describe(h, f)
+	h.Set(headerRoute, h.Get(headerRoute)+"; prompts="+strconv.Itoa(len(c.list)))
+}

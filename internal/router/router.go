@@ -1,0 +1,285 @@
+// Package router is the HTTP front of a prefill/decode installation: it sends
+// the prompt to a prefill engine, hands what comes back to a decode engine and
+// passes the answer on.
+//
+// It drives engines that speak vLLM's kv_transfer_params, Tandem's or real
+// vLLM's, and knows nothing that such an engine does not say over HTTP. A
+// hand-off is opaque bytes to it, which it carries unchanged, never keeps, and
+// releases on every path where no decode engine took it. Each client call is a
+// flow, a value that decides; the handler's goroutine is its shell.
+package router
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"tandem/internal/backend"
+)
+
+// Config is what a router is made from.
+type Config struct {
+	Prefill, Decode []string // base URLs
+	Backend         backend.Limits
+	MaxBody         int64         // bytes of a request; 0: 32 MiB
+	MaxPrompts      int           // prompts of one request; 0: 256
+	Parallel        int           // flows of one request at once; 0: 8
+	Retries         int           // per flow, before the first byte
+	WriteTimeout    time.Duration // one write to a client; 0: 30 s
+	Log             *slog.Logger
+	Metrics         Metrics
+	MetricsHandler  http.Handler // serves /metrics; nil: 404
+	Version         string
+}
+
+// Metrics is told what happened; every field may be nil.
+type Metrics struct {
+	Request func(path, route string, status int, seconds float64)
+	Leg     func(role, name, outcome string, seconds float64)
+	Retry   func(role, reason string)
+	Release func(outcome string)
+	State   func(role, name string, ready bool)
+}
+
+// A Router serves clients. New starts nothing; Run probes the engines.
+type Router struct {
+	cfg      Config
+	prefill  *backend.Pool
+	decode   *backend.Pool
+	started  time.Time
+	releases sync.WaitGroup
+}
+
+// New returns a router over the engines of cfg. A list may not be empty: a
+// router without a prefill engine would serve every prompt on D unasked.
+func New(cfg Config) (*Router, error) {
+	if len(cfg.Prefill) == 0 || len(cfg.Decode) == 0 {
+		return nil, errors.New("router: want at least one --prefill and one --decode URL")
+	}
+	if cfg.Backend == (backend.Limits{}) {
+		cfg.Backend = backend.DefaultLimits()
+	}
+	if cfg.MaxBody == 0 {
+		cfg.MaxBody = 32 << 20
+	}
+	if cfg.MaxPrompts == 0 {
+		cfg.MaxPrompts = 256
+	}
+	if cfg.Parallel == 0 {
+		cfg.Parallel = 8
+	}
+	if cfg.WriteTimeout == 0 {
+		cfg.WriteTimeout = 30 * time.Second
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	p, err := backend.NewPool(backend.Prefill, cfg.Prefill, cfg.Backend)
+	if err != nil {
+		return nil, err
+	}
+	d, err := backend.NewPool(backend.Decode, cfg.Decode, cfg.Backend)
+	if err != nil {
+		return nil, err
+	}
+	return &Router{cfg: cfg, prefill: p, decode: d, started: time.Now()}, nil
+}
+
+// Run probes the engines until ctx ends and returns when nothing of the router
+// runs any more.
+func (r *Router) Run(ctx context.Context) error {
+	changed := func(b *backend.Backend, from, to *backend.View) {
+		r.cfg.Log.Info("backend changed", "role", string(b.Role()), "backend", b.Name(),
+			"from", from.State.String(), "to", to.State.String(), "reason", to.Reason)
+		if r.cfg.Metrics.State != nil {
+			r.cfg.Metrics.State(string(b.Role()), b.Name(), to.State == backend.Ready)
+		}
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { r.prefill.Run(ctx, changed) })
+	wg.Go(func() { r.decode.Run(ctx, changed) })
+	wg.Wait()
+	r.releases.Wait()
+	return nil
+}
+
+// Ready reports whether a pair can serve.
+func (r *Router) Ready() bool { return r.prefill.Ready() > 0 && r.decode.Ready() > 0 }
+
+// Handler returns the HTTP front.
+func (r *Router) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/completions", r.serve)
+	mux.HandleFunc("POST /v1/chat/completions", r.serve)
+	mux.HandleFunc("GET /v1/models", r.fromDecode)
+	mux.HandleFunc("GET /v1/models/{id}", r.fromDecode)
+	mux.HandleFunc("POST /tokenize", r.toDecode)
+	mux.HandleFunc("POST /detokenize", r.toDecode)
+	mux.HandleFunc("GET /health", r.health)
+	mux.HandleFunc("GET /health/ready", r.health)
+	mux.HandleFunc("GET /ping", r.health)
+	mux.HandleFunc("GET /status", r.status)
+	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, map[string]string{"version": r.cfg.Version})
+	})
+	if r.cfg.MetricsHandler != nil {
+		mux.Handle("GET /metrics", r.cfg.MetricsHandler)
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, q *http.Request) {
+		(&failure{status: http.StatusNotFound, kind: "not_found_error", message: "no route for " + q.Method + " on this path"}).write(w)
+	})
+	return mux
+}
+
+func (r *Router) health(w http.ResponseWriter, _ *http.Request) {
+	if !r.Ready() {
+		role := backend.Prefill
+		if r.prefill.Ready() > 0 {
+			role = backend.Decode
+		}
+		noBackend(role).write(w)
+		return
+	}
+	writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
+}
+
+// Status is the answer of GET /status.
+type Status struct {
+	Role     string          `json:"role"`
+	Version  string          `json:"version"`
+	Ready    bool            `json:"ready"`
+	UptimeS  float64         `json:"uptime_seconds"`
+	Backends []BackendStatus `json:"backends"`
+}
+
+// A BackendStatus is one engine as the router sees it.
+type BackendStatus struct {
+	Role    string          `json:"role"`
+	URL     string          `json:"url"`
+	State   string          `json:"state"`
+	Reason  string          `json:"reason,omitempty"`
+	Running int             `json:"running"` // legs
+	Info    json.RawMessage `json:"server_info,omitempty"`
+}
+
+func (r *Router) status(w http.ResponseWriter, q *http.Request) {
+	s := Status{Role: "router", Version: r.cfg.Version, Ready: r.Ready(), UptimeS: time.Since(r.started).Seconds()}
+	all := append(append([]*backend.Backend{}, r.prefill.All()...), r.decode.All()...)
+	s.Backends = make([]BackendStatus, len(all))
+	ctx, cancel := context.WithTimeout(q.Context(), r.cfg.Backend.Probe)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i, b := range all {
+		v := b.View()
+		s.Backends[i] = BackendStatus{Role: string(b.Role()), URL: b.URL(), State: v.State.String(), Reason: v.Reason, Running: b.Legs(), Info: v.Info}
+		if v.State != backend.Ready {
+			continue
+		}
+		wg.Go(func() {
+			if code, body, err := b.Fetch(ctx, "/server_info", 1<<20); err == nil && code == http.StatusOK && json.Valid(body) {
+				s.Backends[i].Info = body
+			}
+		})
+	}
+	wg.Wait()
+	writeJSON(w, http.StatusOK, s)
+}
+
+// fromDecode answers a GET with what a decode engine says.
+func (r *Router) fromDecode(w http.ResponseWriter, q *http.Request) {
+	b := r.decode.Pick()
+	if b == nil {
+		noBackend(backend.Decode).write(w)
+		return
+	}
+	status, body, err := b.Fetch(q.Context(), q.URL.EscapedPath(), 8<<20)
+	if err != nil {
+		outcome{err: err}.failure(&flow{attempts: 1}).write(w)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(body) // the client may be gone
+}
+
+// toDecode passes a POST to a decode engine.
+func (r *Router) toDecode(w http.ResponseWriter, q *http.Request) {
+	body, fail := r.read(w, q)
+	if fail != nil {
+		fail.write(w)
+		return
+	}
+	b := r.decode.Pick()
+	if b == nil {
+		noBackend(backend.Decode).write(w)
+		return
+	}
+	resp, err := b.Post(q.Context(), q.URL.Path, legHeader(q, requestID(q)), body)
+	if err != nil {
+		outcome{err: err}.failure(&flow{attempts: 1}).write(w)
+		return
+	}
+	defer closeBody(resp.Body)
+	w.Header().Set("Content-Type", resp.Header.Get("Content-Type"))
+	w.WriteHeader(resp.StatusCode)
+	_, _ = io.Copy(w, resp.Body) // the client may be gone
+}
+
+// read returns the body of a request, at most MaxBody bytes.
+func (r *Router) read(w http.ResponseWriter, q *http.Request) ([]byte, *failure) {
+	body, err := io.ReadAll(http.MaxBytesReader(w, q.Body, r.cfg.MaxBody))
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return nil, &failure{status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", message: "the body is too large"}
+	case err != nil:
+		return nil, bad("", "the body could not be read")
+	}
+	return body, nil
+}
+
+// requestID returns the client's id where it is usable, else a new one. It is a
+// label: nothing is keyed by it.
+func requestID(q *http.Request) string {
+	id := q.Header.Get("X-Request-Id")
+	ok := id != "" && len(id) <= 256
+	for i := 0; ok && i < len(id); i++ {
+		ok = id[i] > ' ' && id[i] < 0x7f
+	}
+	if ok {
+		return id
+	}
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// passed are the client's headers that both legs see.
+var passed = []string{"Authorization", "Traceparent", "Tracestate", "X-Kv-Load-Failure-Policy", "X-Session-Id"}
+
+func legHeader(q *http.Request, id string) http.Header {
+	h := make(http.Header, 4)
+	h["Content-Type"] = []string{"application/json"}
+	h["X-Request-Id"] = []string{id}
+	for _, k := range passed {
+		if v := q.Header[k]; len(v) > 0 {
+			h[k] = v
+		}
+	}
+	return h
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v) // the client may be gone
+}
+
+func closeBody(b io.Closer) { _ = b.Close() }

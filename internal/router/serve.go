@@ -1,0 +1,376 @@
+package router
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"tandem/internal/backend"
+	"tandem/internal/openai"
+)
+
+// Response headers that say what the router did.
+const (
+	headerPrefill = "X-Tandem-Prefill"
+	headerDecode  = "X-Tandem-Decode"
+	headerRoute   = "X-Tandem-Route"
+)
+
+// A call is one client request, read and checked.
+type call struct {
+	r      *Router
+	path   string
+	body   *openai.Body
+	raw    []byte
+	header http.Header // of both legs
+	id     string
+	whole  string // why the request runs on D alone, or ""
+	stream bool
+	usage  bool // stream_options.include_usage
+	n      int
+	list   []json.RawMessage // prompts, where there are several
+}
+
+// serve answers the two generating endpoints.
+func (r *Router) serve(w http.ResponseWriter, q *http.Request) {
+	began := time.Now()
+	c, fail := r.parse(w, q)
+	w.Header().Set("X-Request-Id", c.id)
+	rec := &recorder{ResponseWriter: w}
+	switch {
+	case fail != nil:
+		fail.write(rec)
+	case len(c.list) > 1:
+		c.serveList(rec, q)
+	default:
+		c.serveOne(rec, q)
+	}
+	if r.cfg.Metrics.Request != nil {
+		r.cfg.Metrics.Request(c.path, routeLabel(rec.Header().Get(headerRoute)), rec.status, time.Since(began).Seconds())
+	}
+	r.cfg.Log.Info("request", "request_id", c.id, "path", c.path, "status", rec.status, "route", rec.Header().Get(headerRoute),
+		"prefill", rec.Header().Get(headerPrefill), "decode", rec.Header().Get(headerDecode), "bytes", rec.bytes,
+		"seconds", time.Since(began).Seconds(), "client_gone", q.Context().Err() != nil)
+}
+
+// routeLabel is the bounded part of a route header.
+func routeLabel(h string) string {
+	name, _, _ := strings.Cut(h, ";")
+	if name == "" {
+		return "none"
+	}
+	return name
+}
+
+// parse reads what the router must know of a request. The returned call has at
+// least its id and path.
+func (r *Router) parse(w http.ResponseWriter, q *http.Request) (*call, *failure) {
+	c := &call{r: r, path: q.URL.Path, id: requestID(q), n: 1}
+	c.header = legHeader(q, c.id)
+	raw, fail := r.read(w, q)
+	if fail != nil {
+		return c, fail
+	}
+	body, err := openai.ParseBody(raw)
+	if err != nil {
+		return c, bad("", "the body is not a JSON object: %s", strings.TrimPrefix(err.Error(), "openai: "))
+	}
+	c.body, c.raw = body, raw
+	if v, ok := body.Get("kv_transfer_params"); ok && !empty(v) {
+		return c, bad("kv_transfer_params", "kv_transfer_params are made by engines and carried by the router; a client may not send them")
+	}
+	c.stream = c.flag("stream")
+	if v, ok := body.Get("stream_options"); ok {
+		var o struct {
+			IncludeUsage bool `json:"include_usage"`
+		}
+		// What is wrong with it is for the engine to say.
+		_ = json.Unmarshal(v, &o)
+		c.usage = o.IncludeUsage
+	}
+	if v, ok := body.Get("n"); ok {
+		if n, err := strconv.Atoi(string(v)); err == nil && n > 0 && n <= 1024 {
+			c.n = n
+		}
+	}
+	switch {
+	case c.flag("echo"):
+		c.whole = "echo"
+	case c.present("prompt_logprobs"):
+		c.whole = "prompt_logprobs"
+	}
+	if strings.HasSuffix(c.path, "/v1/completions") {
+		c.list = prompts(body)
+		if len(c.list) > r.cfg.MaxPrompts {
+			return c, bad("prompt", "%d prompts in one request; the limit is %d", len(c.list), r.cfg.MaxPrompts)
+		}
+	}
+	return c, nil
+}
+
+// flag reports whether a key is true.
+func (c *call) flag(key string) bool {
+	v, ok := c.body.Get(key)
+	return ok && string(v) == "true"
+}
+
+// present reports whether a key stands and is not null.
+func (c *call) present(key string) bool {
+	v, ok := c.body.Get(key)
+	return ok && string(v) != "null"
+}
+
+// empty reports whether raw is null or an object without members.
+func empty(raw json.RawMessage) bool {
+	if string(raw) == "null" {
+		return true
+	}
+	return len(raw) >= 2 && raw[0] == '{' && len(bytes.TrimSpace(raw[1:len(raw)-1])) == 0
+}
+
+// prompts returns the prompts of a list of texts or of token-id lists; nil
+// where there is one prompt.
+func prompts(b *openai.Body) []json.RawMessage {
+	v, _ := b.Get("prompt")
+	list := openai.Elements(v)
+	for _, p := range list {
+		if p[0] != '"' && p[0] != '[' {
+			return nil // token ids, or something for the engine to refuse
+		}
+	}
+	return list
+}
+
+// prefillBody is the body of the prefill leg: one token, one choice, no stream,
+// and nothing that only decides what comes after the prompt.
+func (c *call) prefillBody(prompt json.RawMessage) []byte {
+	edits := []openai.Edit{
+		{Key: "stream", Value: json.RawMessage("false")},
+		{Key: "max_tokens", Value: json.RawMessage("1")},
+		{Key: "kv_transfer_params", Value: json.RawMessage(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)},
+	}
+	if c.present("max_completion_tokens") {
+		edits = append(edits, openai.Edit{Key: "max_completion_tokens", Value: json.RawMessage("1")})
+	}
+	for _, k := range []string{
+		"stream_options", "min_tokens", "min_completion_tokens", "n", "best_of", "logprobs", "top_logprobs",
+		"prompt_logprobs", "echo", "stop", "stop_token_ids", "return_token_ids", "ignore_eos",
+	} {
+		edits = append(edits, openai.Edit{Key: k})
+	}
+	if prompt != nil {
+		edits = append(edits, openai.Edit{Key: "prompt", Value: prompt})
+	}
+	return c.body.Edit(edits...)
+}
+
+// decodeBody is the client's own body with the hand-off put in, byte for byte
+// as P made it.
+func (c *call) decodeBody(prompt, handoff json.RawMessage) []byte {
+	var edits []openai.Edit
+	if prompt != nil {
+		edits = append(edits, openai.Edit{Key: "prompt", Value: prompt})
+	}
+	if handoff != nil {
+		edits = append(edits, openai.Edit{Key: "kv_transfer_params", Value: handoff})
+	}
+	if edits == nil {
+		return c.raw
+	}
+	return c.body.Edit(edits...)
+}
+
+// A begun is a decode leg that began well.
+type begun struct {
+	resp  *http.Response
+	first []byte // bytes already read from it
+	flow  *flow
+}
+
+// run carries a flow's effects out until a decode leg began or the flow failed.
+// Both are nil when the client left.
+func (c *call) run(ctx context.Context, prompt json.RawMessage) (*begun, *failure) {
+	f := &flow{whole: c.whole != "", retries: c.r.cfg.Retries}
+	todo := f.start()
+	if c.r.decode.Ready() == 0 {
+		return nil, noBackend(backend.Decode) // before P works for nobody
+	}
+	var leg *begun
+	for len(todo) > 0 {
+		e := todo[0]
+		todo = todo[1:]
+		if ctx.Err() != nil && e.act != actRelease {
+			todo = f.gone()
+			continue
+		}
+		switch e.act {
+		case actPick:
+			pool := c.r.decode
+			if e.role == backend.Prefill {
+				pool = c.r.prefill
+			}
+			todo = append(todo, f.picked(e.role, pool.Pick(e.not...))...)
+		case actPrefill:
+			todo = append(todo, f.prefilled(c.prefillLeg(ctx, f, prompt))...)
+		case actDecode:
+			var o outcome
+			leg, o = c.decodeLeg(ctx, f, prompt)
+			todo = append(todo, f.decoded(o)...)
+		case actRelease:
+			c.release(ctx, e)
+		case actStream:
+			return leg, nil
+		case actFail:
+			return nil, e.fail
+		}
+	}
+	return nil, nil
+}
+
+// prefillLeg runs the whole prefill leg.
+func (c *call) prefillLeg(ctx context.Context, f *flow, prompt json.RawMessage) (o outcome) {
+	defer c.timed(f.prefill, &o)()
+	resp, err := f.prefill.Post(ctx, c.path, c.header, c.prefillBody(prompt))
+	if err != nil {
+		return outcome{err: err}
+	}
+	defer closeBody(resp.Body)
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 32<<20))
+	if err != nil {
+		return outcome{err: &backend.TransportError{Backend: f.prefill.Name(), Err: err}}
+	}
+	if resp.StatusCode/100 != 2 {
+		return outcome{status: resp.StatusCode, body: body}
+	}
+	var answer struct {
+		Params json.RawMessage `json:"kv_transfer_params"`
+	}
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return outcome{status: http.StatusBadGateway, body: (&failure{status: http.StatusBadGateway, kind: "bad_hand_off",
+			message: fmt.Sprintf("prefill engine %s answered what is no JSON", f.prefill.Name())}).json()}
+	}
+	if len(answer.Params) > 0 && answer.Params[0] == '{' && !empty(answer.Params) {
+		o.handoff = answer.Params
+	}
+	o.status = resp.StatusCode
+	return o
+}
+
+// decodeLeg starts the decode leg and holds the answer until its first bytes
+// are there, so that a failure before the first content keeps its status.
+func (c *call) decodeLeg(ctx context.Context, f *flow, prompt json.RawMessage) (leg *begun, o outcome) {
+	defer c.timed(f.decode, &o)()
+	resp, err := f.decode.Post(ctx, c.path, c.header, c.decodeBody(prompt, f.handoff))
+	if err != nil {
+		return nil, outcome{err: err}
+	}
+	if resp.StatusCode/100 != 2 {
+		defer closeBody(resp.Body)
+		body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+		if err != nil {
+			body = nil // the status alone says enough
+		}
+		return nil, outcome{status: resp.StatusCode, body: body}
+	}
+	buf := make([]byte, 16<<10)
+	n, err := io.ReadAtLeast(resp.Body, buf, 1)
+	if n == 0 {
+		closeBody(resp.Body)
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		f.decode.Suspect()
+		return nil, outcome{err: &backend.TransportError{Backend: f.decode.Name(), Err: err}}
+	}
+	if status, body := errorEvent(buf[:n]); status != 0 {
+		closeBody(resp.Body)
+		return nil, outcome{status: status, body: body}
+	}
+	return &begun{resp: resp, first: buf[:n], flow: f}, outcome{status: resp.StatusCode}
+}
+
+// errorEvent recognises a stream that begins with an error, which is a failed
+// request with a status of 200.
+func errorEvent(first []byte) (status int, body []byte) {
+	data, ok := bytes.CutPrefix(first, []byte("data: "))
+	if !ok {
+		return 0, nil
+	}
+	line, _, _ := bytes.Cut(data, []byte("\n"))
+	var e struct {
+		Error *struct {
+			Code int `json:"code"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(line, &e) != nil || e.Error == nil {
+		return 0, nil
+	}
+	if e.Error.Code < 400 || e.Error.Code > 599 {
+		e.Error.Code = http.StatusInternalServerError
+	}
+	return e.Error.Code, bytes.Clone(line)
+}
+
+// timed reports a leg to the metrics when it ends.
+func (c *call) timed(b *backend.Backend, o *outcome) func() {
+	began := time.Now()
+	return func() {
+		m := c.r.cfg.Metrics
+		result := "ok"
+		switch {
+		case o.err != nil:
+			result = "no_answer"
+		case !o.ok():
+			result = strconv.Itoa(o.status)
+		}
+		if m.Leg != nil {
+			m.Leg(string(b.Role()), b.Name(), result, time.Since(began).Seconds())
+		}
+		if !o.ok() {
+			if m.Retry != nil && o.retryable() {
+				m.Retry(string(b.Role()), result)
+			}
+			c.r.cfg.Log.Warn("leg failed", "request_id", c.id, "role", string(b.Role()), "backend", b.Name(), "outcome", result, "error", o.err)
+		}
+	}
+}
+
+// release tells P that nobody will read a hand-off. The client may be gone and
+// the flow's context dead; using it would cancel the one call that frees P's
+// memory. The attempt is bounded and may be lost: the lease is the backstop.
+func (c *call) release(ctx context.Context, e effect) {
+	ctx = context.WithoutCancel(ctx)
+	c.r.releases.Go(func() {
+		result := "ok"
+		if err := e.release.Release(ctx, c.header, e.handoff); err != nil {
+			result = "lost"
+			c.r.cfg.Log.Warn("hand-off not released; its lease will end it", "request_id", c.id, "backend", e.release.Name(), "error", err)
+		}
+		if c.r.cfg.Metrics.Release != nil {
+			c.r.cfg.Metrics.Release(result)
+		}
+	})
+}
+
+// describe sets the response headers that say who did what.
+func (c *call) describe(h http.Header, f *flow) {
+	if f.prefill != nil {
+		h.Set(headerPrefill, f.prefill.Name())
+	}
+	h.Set(headerDecode, f.decode.Name())
+	route := "pd"
+	if c.whole != "" {
+		route = "decode-only; reason=" + c.whole
+	}
+	if f.attempts > 1 {
+		route += "; attempts=" + strconv.Itoa(f.attempts)
+	}
+	h.Set(headerRoute, route)
+}
