@@ -147,27 +147,35 @@ func (k *Kernels) attnSplit(j *attnJob, sc *AttnScratch, a *Attn, c int, top, su
 	}
 }
 
-// loadElem returns element i of b.
-func loadElem(elem Type, b []byte, i int) float32 {
+// loadRow loads len(dst) elements, F16 or F32, from b.
+func loadRow(dst []float32, elem Type, b []byte) {
 	if elem == F16 {
-		return F16Float(binary.LittleEndian.Uint16(b[2*i:]))
+		b = b[:2*len(dst)]
+		for i := range dst {
+			dst[i] = F16Float(binary.LittleEndian.Uint16(b[2*i:]))
+		}
+		return
 	}
-	return math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
+	b = b[:4*len(dst)]
+	for i := range dst {
+		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
+	}
 }
 
 // qkGo computes the scores of j: each a sum over d ascending.
 func qkGo(j *attnJob) {
 	ss := Lanes * len(j.offs)
 	for i, off := range j.offs {
-		for r := range j.rows {
-			var acc [Lanes]float32
-			for d := range j.dim {
-				q := j.q[d*j.rows+r]
-				for l := range acc {
-					acc[l] = fma32(loadElem(j.elem, j.k[off:], d*Lanes+l), q, acc[l])
-				}
+		var acc [Lanes][Lanes]float32
+		for d := range j.dim {
+			var keys [Lanes]float32
+			loadRow(keys[:], j.elem, j.k[int(off)+d*Lanes*j.elem.BlockBytes():])
+			for r, q := range j.q[d*j.rows:][:j.rows] {
+				fmaRow(acc[r][:], keys[:], q)
 			}
-			copy(j.s[r*ss+i*Lanes:], acc[:])
+		}
+		for r := range j.rows {
+			copy(j.s[r*ss+i*Lanes:], acc[r][:])
 		}
 	}
 }
@@ -196,15 +204,16 @@ func softmaxGo(s []float32, scale float32) (top, sum float32) {
 // pvGo computes o[r] = sum of weight times V over the keys in order, for rows
 // [row, row+rows).
 func pvGo(j *attnJob, row, rows int) {
-	ss := Lanes * len(j.offs)
-	for r := row; r < row+rows; r++ {
-		o := j.o[r*j.dim:][:j.dim]
-		clear(o)
-		for i := range j.keys {
-			p := j.s[r*ss+i]
-			v := j.v[j.offs[i/Lanes]:]
-			for d := range o {
-				o[d] = fma32(loadElem(j.elem, v, i%Lanes*j.dim+d), p, o[d])
+	ss, size := Lanes*len(j.offs), j.dim*j.elem.BlockBytes()
+	clear(j.o[row*j.dim : (row+rows)*j.dim])
+	var buf [64]float32
+	for i := range j.keys {
+		v := j.v[int(j.offs[i/Lanes])+i%Lanes*size:]
+		for d := 0; d < j.dim; d += len(buf) {
+			n := min(len(buf), j.dim-d)
+			loadRow(buf[:n], j.elem, v[d*j.elem.BlockBytes():])
+			for r := row; r < row+rows; r++ {
+				fmaRow(j.o[r*j.dim+d:][:n], buf[:n], j.s[r*ss+i])
 			}
 		}
 	}

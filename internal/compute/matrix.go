@@ -76,6 +76,17 @@ func NewMatrix(t Type, rows, cols int, mem []byte) (*Matrix, error) {
 	return m, nil
 }
 
+// Segment returns the columns [from, to) of segment i, 0 to 3, of a matrix of
+// cols columns whose products are summed in four fixed parts; borders are
+// multiples of 32, so a segment may be empty.
+func Segment(cols, i int) (from, to int) {
+	to = cols
+	if i < 3 {
+		to = cols * (i + 1) / 4 &^ (quantBlock - 1)
+	}
+	return cols * i / 4 &^ (quantBlock - 1), to
+}
+
 // Rows are rows of a tensor as they lie in a GGUF file.
 type Rows struct {
 	Type  Type
@@ -140,7 +151,8 @@ func (m *Matrix) packRow(r int, t Type, src []byte) {
 		packF32(w, l, t, src, m.Cols)
 	case m.Type == F16:
 		for k := range m.Cols {
-			copy(w[(k*Lanes+l)*2:][:2], src[k*2:])
+			o := (k*Lanes + l) * 2
+			w[o], w[o+1] = src[2*k], src[2*k+1]
 		}
 	case m.Type == Q8_0:
 		packBlocks(w, d, l, src, nb, 34, 32, 2, 0x80808080)

@@ -1,9 +1,6 @@
 package compute
 
-import (
-	"encoding/binary"
-	"math"
-)
+import "math"
 
 // Mul computes out[t*stride+r] = row r of m times token t of a, for every token
 // and the rows of groups [g0, g1), rows of the padding (whose outputs are 0)
@@ -51,25 +48,26 @@ func mulQuantGo(m *Matrix, out []float32, stride int, a *Act, t0, t, n, g0, g1 i
 // mulQuantRow computes a group's outputs for one token, whose blocks are at
 // cell, cell+t, ... of a.
 func mulQuantRow(typ Type, out []float32, w, d []byte, a *Act, cell, t int) {
-	var acc [Lanes]float32
-	le := binary.LittleEndian
+	var acc, scale, dot [Lanes]float32
 	for len(d) > 0 {
 		q := (*[quantBlock]int8)(a.q[cell*quantBlock:])
 		da := a.da[cell]
-		for l := range Lanes {
-			scale := F16Float(le.Uint16(d[2*l:]))
-			var dot int32
+		if typ == Q4_1 {
+			loadRow(scale[:], F16, d[32:])
+			fmaRow(acc[:], scale[:], a.sumf[cell])
+		}
+		for l := range dot {
 			switch typ {
 			case Q8_0:
-				dot = a.sum8[cell] + dotBytes(w[4*l:], q)
+				dot[l] = float32(a.sum8[cell]+dotBytes(w[4*l:], q)) * da
 			case Q4_0:
-				dot = a.sum4[cell] + dotNibbles(w[4*l:], q)
+				dot[l] = float32(a.sum4[cell]+dotNibbles(w[4*l:], q)) * da
 			default:
-				dot = dotNibbles(w[4*l:], q)
-				acc[l] = fma32(F16Float(le.Uint16(d[32+2*l:])), a.sumf[cell], acc[l])
+				dot[l] = float32(dotNibbles(w[4*l:], q)) * da
 			}
-			acc[l] = fma32(scale, float32(dot)*da, acc[l])
 		}
+		loadRow(scale[:], F16, d)
+		fmaRows(acc[:], scale[:], dot[:])
 		switch typ {
 		case Q8_0:
 			w, d = w[512:], d[32:]
@@ -109,26 +107,15 @@ func dotNibbles(w []byte, q *[quantBlock]int8) int32 {
 }
 
 func mulFloatGo(m *Matrix, out []float32, stride int, a *Act, t0, t, n, g0, g1 int) {
-	le := binary.LittleEndian
 	wb, _ := groupBytes(m.Type, m.Cols)
+	row := Lanes * m.Type.BlockBytes()
 	for g := g0; g < g1; g++ {
 		for i := range n {
 			var acc, v [Lanes]float32
 			w := m.w[g*wb:][:wb]
 			for c := range m.Cols {
-				if m.Type == F16 {
-					for l := range v {
-						v[l] = F16Float(le.Uint16(w[(c*Lanes+l)*2:]))
-					}
-				} else {
-					for l := range v {
-						v[l] = math.Float32frombits(le.Uint32(w[(c*Lanes+l)*4:]))
-					}
-				}
-				x := a.x[t0*m.Cols+c*t+i]
-				for l := range acc {
-					acc[l] = fma32(v[l], x, acc[l])
-				}
+				loadRow(v[:], m.Type, w[c*row:])
+				fmaRow(acc[:], v[:], a.x[t0*m.Cols+c*t+i])
 			}
 			copy(out[(t0+i)*stride+g*Lanes:], acc[:])
 		}

@@ -68,9 +68,7 @@ func (k *Kernels) RMSNorm(out, x, w []float32, eps float32) {
 
 func sumSqGo(x []float32) (lanes [Lanes]float32) {
 	for ; len(x) >= Lanes; x = x[Lanes:] {
-		for l, e := range x[:Lanes] {
-			lanes[l] = fma32(e, e, lanes[l])
-		}
+		fmaRows(lanes[:], x[:Lanes], x[:Lanes])
 	}
 	return lanes
 }

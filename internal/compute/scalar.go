@@ -15,6 +15,37 @@ func fma32(a, b, c float32) float32 {
 	return float32(s)
 }
 
+// fmaRow computes acc[i] = fma32(w[i], x, acc[i]). It is fma32 in a loop,
+// spelled out because a call costs more than the operation.
+func fmaRow(acc, w []float32, x float32) {
+	w = w[:len(acc)]
+	for i, c := range acc {
+		p := float64(w[i]) * float64(x)
+		s := p + float64(c)
+		u := math.Float64bits(s)
+		if u&(1<<29-1) == 1<<28 || u>>52&0x7ff < 1023-126 {
+			acc[i] = fmaOdd(p, float64(c), s)
+			continue
+		}
+		acc[i] = float32(s)
+	}
+}
+
+// fmaRows is fmaRow with a factor for each number.
+func fmaRows(acc, w, x []float32) {
+	w, x = w[:len(acc)], x[:len(acc)]
+	for i, c := range acc {
+		p := float64(w[i]) * float64(x[i])
+		s := p + float64(c)
+		u := math.Float64bits(s)
+		if u&(1<<29-1) == 1<<28 || u>>52&0x7ff < 1023-126 {
+			acc[i] = fmaOdd(p, float64(c), s)
+			continue
+		}
+		acc[i] = float32(s)
+	}
+}
+
 // fmaOdd returns p + c, whose float64 sum is s, rounded once to float32.
 func fmaOdd(p, c, s float64) float32 {
 	if math.IsInf(s, 0) || math.IsNaN(s) {
