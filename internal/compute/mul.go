@@ -110,14 +110,17 @@ func mulFloatGo(m *Matrix, out []float32, stride int, a *Act, t0, t, n, g0, g1 i
 	wb, _ := groupBytes(m.Type, m.Cols)
 	row := Lanes * m.Type.BlockBytes()
 	for g := g0; g < g1; g++ {
-		for i := range n {
-			var acc, v [Lanes]float32
-			w := m.w[g*wb:][:wb]
-			for c := range m.Cols {
-				loadRow(v[:], m.Type, w[c*row:])
-				fmaRow(acc[:], v[:], a.x[t0*m.Cols+c*t+i])
+		var acc [Lanes][Lanes]float32
+		var v [Lanes]float32
+		w := m.w[g*wb:][:wb]
+		for c := range m.Cols {
+			loadRow(v[:], m.Type, w[c*row:])
+			for i, x := range a.x[t0*m.Cols+c*t:][:n] {
+				fmaRow(acc[i][:], v[:], x)
 			}
-			copy(out[(t0+i)*stride+g*Lanes:], acc[:])
+		}
+		for i := range n {
+			copy(out[(t0+i)*stride+g*Lanes:], acc[i][:])
 		}
 	}
 }
