@@ -1,0 +1,236 @@
+package connector
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"tandem/internal/kv"
+)
+
+// A Connector is one engine's end of every hand-off. All methods are safe for
+// concurrent use; before Run they fail with ErrClosed or wait for it.
+type Connector struct {
+	cfg         Config
+	net         network
+	layout      kv.Layout
+	tp          int
+	incarnation Incarnation
+	epoch       kv.Epoch
+	factors     []Factor
+	factorSum   [32]byte
+
+	leases *leaseLoop
+	peers  *peerLoop
+
+	reports chan LoadReport
+	closed  chan struct{}    // Run has begun to end
+	jobs    sync.WaitGroup   // loads and returns
+	track   chan trackChange // to the heartbeat loop
+
+	mu      sync.Mutex
+	scope   context.Context // of loads: set by Run, for its time only
+	loads   map[kv.RequestID]context.CancelFunc
+	tracked int
+}
+
+// firstEpoch is the epoch of an engine's first registration.
+const firstEpoch = 1
+
+// New checks cfg, registers the arenas and binds the peer listener. Run must be
+// called, or Close when it will not be.
+func New(cfg Config) (*Connector, error) {
+	if err := cfg.fill(); err != nil {
+		return nil, err
+	}
+	var inc Incarnation
+	rand.Read(inc[:])
+	n, err := openNetwork(&cfg, inc, firstEpoch)
+	if err != nil {
+		return nil, err
+	}
+	return newConnector(cfg, inc, n), nil
+}
+
+// newConnector puts a connector on a network. cfg is filled.
+func newConnector(cfg Config, inc Incarnation, n network) *Connector {
+	c := &Connector{
+		cfg: cfg, net: n, layout: cfg.Arenas[0].Layout(), tp: len(cfg.Arenas), incarnation: inc, epoch: firstEpoch,
+		leases:  newLeaseLoop(cfg.Metrics),
+		reports: make(chan LoadReport, 256), closed: make(chan struct{}), track: make(chan trackChange),
+		loads: map[kv.RequestID]context.CancelFunc{},
+	}
+	c.factors = fingerprint(cfg.Fingerprint, c.layout, c.tp)
+	c.factorSum = factorSum(c.factors)
+	c.peers = newPeerLoop(c.shake, cfg.HandshakeTimeout, cfg.Metrics)
+	n.Handle(kindHello, c.answerHello)
+	n.Handle(kindClaim, c.answerClaim)
+	n.Handle(kindRenew, c.answerRenew)
+	n.Handle(kindReturn, c.answerReturn)
+	n.Authorize(func(from callerID, epoch kv.Epoch, id LeaseID, tiles []int32) error {
+		return c.leases.authorize(from, epoch, id, tiles, c.layout.BlockTiles)
+	})
+	n.OnLost(func(from callerID) {
+		_, _ = c.leases.handle(context.Background(), lostEvent{from})
+	})
+	return c
+}
+
+// Run serves until ctx ends: it then cancels all loads, reports them, gives back
+// what D still holds, and ends every lease. Nothing runs after it returned.
+func (c *Connector) Run(ctx context.Context) error {
+	inner, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	scope, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c.mu.Lock()
+	c.scope = scope
+	c.mu.Unlock()
+
+	var loops sync.WaitGroup
+	table := newLeaseTable(c.incarnation, c.epoch, c.factorSum, leaseLimits{
+		Lease: c.cfg.LeaseDuration, Extend: c.cfg.LeaseDuration * 2 / 3, Cap: c.cfg.LeaseCap, MaxClaim: c.cfg.MaxClaim,
+	})
+	loops.Go(func() { c.leases.run(inner, table) })
+	loops.Go(func() { c.peers.run(inner, newPeerTable(c.cfg.PeerIdle)) })
+	loops.Go(func() { c.beat(inner) })
+	failed := make(chan error, 1)
+	loops.Go(func() { failed <- c.net.Run(inner) })
+
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	c.mu.Lock()
+	c.scope = nil
+	close(c.closed)
+	c.mu.Unlock()
+	cancel()
+	c.jobs.Wait()
+	stop()
+	loops.Wait()
+	if err == nil {
+		err = <-failed
+	}
+	if err != nil {
+		return fmt.Errorf("connector: serving peers on %s: %w", c.net.Addr(), err)
+	}
+	return nil
+}
+
+// Close gives back what a Connector that never ran holds.
+func (c *Connector) Close() error { return c.net.Close() }
+
+// Addr returns the address that hand-offs name: the advertised one, or where the
+// peer listener is bound.
+func (c *Connector) Addr() string { return c.net.Addr() }
+
+// Incarnation returns the identity of this process start.
+func (c *Connector) Incarnation() Incarnation { return c.incarnation }
+
+// Factors returns the whole fingerprint, those of the layout included.
+func (c *Connector) Factors() []Factor { return append([]Factor(nil), c.factors...) }
+
+// Role returns what this engine does with KV.
+func (c *Connector) Role() Role { return c.cfg.Role }
+
+// Verify judges what D can judge alone: role, version, bounds and MAC. The error
+// is a *HandoffError, a client's mistake. Nothing of a hand-off may be used
+// before. A prompt that is not the one the hand-off was made for is no mistake of
+// this kind: its load fails.
+func (c *Connector) Verify(h *Handoff, prompt []kv.Token) error {
+	switch {
+	case !c.cfg.Role.Consumes():
+		return &HandoffError{FieldRemotePrefill, "this engine only produces hand-offs", ErrRole}
+	case h.Version != HandoffVersion:
+		return &HandoffError{FieldVersion, fmt.Sprintf("%d is not %d", h.Version, HandoffVersion), nil}
+	case !h.Vouched(c.cfg.Token):
+		return &HandoffError{FieldMAC, "the cluster token does not vouch for these fields", ErrMAC}
+	case h.Tokens < 0 || h.Tokens > len(h.Blocks)*h.BlockTokens:
+		return &HandoffError{FieldTokens, "more tokens than its blocks hold", nil}
+	case h.Incarnation == c.incarnation:
+		return &HandoffError{FieldIncarnation, "made by this engine itself", ErrStale}
+	case len(prompt) == 0:
+		return &HandoffError{FieldRemotePrefill, "given with an empty prompt", nil}
+	}
+	return nil
+}
+
+// Offers returns how many tokens of prompt a load of h can bring: the last
+// prompt token is always computed here. It is never negative.
+func (h *Handoff) Offers(prompt []kv.Token) int { return max(min(h.Tokens, len(prompt)-1), 0) }
+
+func (h *Handoff) key() peerKey { return peerKey{h.Incarnation, h.Addr} }
+
+// spawn runs f as a job that Run waits for, unless the connector is not running.
+func (c *Connector) spawn(f func(scope context.Context)) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.scope == nil {
+		return false
+	}
+	scope := c.scope
+	c.jobs.Go(func() { f(scope) })
+	return true
+}
+
+// hostPort splits a checked address for the fields of foreign tools.
+func hostPort(addr string) (string, int) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return "", 0
+	}
+	n, _ := strconv.Atoi(port)
+	return host, n
+}
+
+func (c *Connector) log() *slog.Logger { return c.cfg.Log }
+
+// finish delivers the report of a load.
+func (c *Connector) finish(l *load, r *loadResult) {
+	rep := LoadReport{
+		ID: l.spec.ID, From: l.spec.FromTile, To: l.spec.ToTile, Canceled: r.Canceled,
+		Bytes: int(l.bytes.Load()), Duration: time.Since(l.start), Path: l.path,
+	}
+	for i, ok := range r.Valid {
+		if ok {
+			rep.Valid++
+		} else {
+			rep.Invalid = append(rep.Invalid, l.spec.FromTile+i)
+		}
+	}
+	h := l.spec.Handoff
+	switch {
+	case r.Err != nil:
+		rep.Err = &LoadError{Peer: h.EngineID, Class: r.Class, Tiles: rep.Invalid, Err: r.Err}
+		c.cfg.Metrics.failed(r.Class)
+		if r.Class == ClassGone {
+			c.cfg.Metrics.expired()
+		}
+		c.log().Error("KV transfer failure",
+			"failure_type", string(r.Class), "request_id", string(l.spec.ID), "engine_id", string(c.cfg.EngineID),
+			"remote_engine_id", string(h.EngineID), "remote_request_id", h.RequestID, "remote_addr", h.Addr,
+			"lease", h.Lease.String(), "tiles", len(r.Valid), "invalid_tiles", len(rep.Invalid),
+			"invalid_sample", rep.Invalid[:min(len(rep.Invalid), 10)], "path", l.path, "duration", rep.Duration, "error", r.Err)
+	case !r.Canceled:
+		c.cfg.Metrics.loaded(rep.Valid, rep.Duration)
+	}
+	c.mu.Lock()
+	delete(c.loads, l.spec.ID)
+	c.mu.Unlock()
+	c.Untrack(h)
+	select {
+	case c.reports <- rep:
+	case <-c.closed:
+		select {
+		case c.reports <- rep:
+		default:
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package connector
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"tandem/internal/kv"
+)
+
+// A leaseLoop owns the lease table. It answers without waiting for the step
+// loop, and gives blocks back through freed; what the step loop has not taken
+// yet waits in a list that the live leases bound.
+type leaseLoop struct {
+	calls   chan leaseCall
+	freed   chan []kv.BlockID
+	closed  chan struct{}
+	metrics Metrics
+
+	mu     sync.Mutex
+	claims map[LeaseID]runningClaim // what the serving side may read
+	stats  LeaseStats
+}
+
+type leaseCall struct {
+	event any
+	reply chan leaseEffects // buffered
+}
+
+// A runningClaim is what a connection may read under a lease.
+type runningClaim struct {
+	from   callerID
+	epoch  kv.Epoch
+	blocks []kv.BlockID
+}
+
+// LeaseStats counts leases.
+type LeaseStats struct {
+	Live, Claimed                       int    // held at this moment
+	Granted, Returned, Revoked, Expired uint64 // since the start
+}
+
+func newLeaseLoop(m Metrics) *leaseLoop {
+	return &leaseLoop{
+		calls: make(chan leaseCall), freed: make(chan []kv.BlockID, 64), closed: make(chan struct{}),
+		metrics: m, claims: map[LeaseID]runningClaim{},
+	}
+}
+
+// run serves until ctx ends. Leases that are still held end with the engine.
+func (l *leaseLoop) run(ctx context.Context, table *leaseTable) {
+	defer close(l.closed)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var pending [][]kv.BlockID
+	for {
+		if at, ok := table.Next(); ok {
+			timer.Reset(time.Until(at))
+		} else {
+			timer.Stop()
+		}
+		var out chan<- []kv.BlockID
+		var first []kv.BlockID
+		if len(pending) > 0 {
+			out, first = l.freed, pending[0]
+		}
+		var e leaseEffects
+		select {
+		case <-ctx.Done():
+			return
+		case out <- first:
+			pending = slices.Delete(pending, 0, 1)
+			continue
+		case c := <-l.calls:
+			e = table.Handle(c.event, time.Now())
+			l.publish(c.event, e, table)
+			c.reply <- e
+		case <-timer.C:
+			e = table.Handle(tickEvent{}, time.Now())
+			l.publish(tickEvent{}, e, table)
+		}
+		for _, end := range e.Ended {
+			pending = append(pending, end.Blocks)
+			if end.Why == endExpired {
+				l.metrics.expired()
+			}
+		}
+	}
+}
+
+// publish makes claims and counts visible before the answer leaves.
+func (l *leaseLoop) publish(event any, e leaseEffects, table *leaseTable) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c := e.Claimed; c != nil {
+		l.claims[c.id] = runningClaim{c.claimer, c.epoch, c.blocks}
+	}
+	for _, id := range e.Unclaim {
+		delete(l.claims, id)
+	}
+	if _, ok := event.(grantEvent); ok {
+		l.stats.Granted++
+	}
+	for _, end := range e.Ended {
+		switch end.Why {
+		case endReturned:
+			l.stats.Returned++
+		case endRevoked:
+			l.stats.Revoked++
+		case endExpired:
+			l.stats.Expired++
+		}
+	}
+	l.stats.Live, l.stats.Claimed = len(table.byID), len(l.claims)
+}
+
+// handle gives an event to the table and waits for what it decides. It fails
+// with ErrClosed once the loop has ended.
+func (l *leaseLoop) handle(ctx context.Context, event any) (leaseEffects, error) {
+	c := leaseCall{event, make(chan leaseEffects, 1)}
+	select {
+	case l.calls <- c:
+		return <-c.reply, nil
+	case <-l.closed:
+		return leaseEffects{}, ErrClosed
+	case <-ctx.Done():
+		return leaseEffects{}, ctx.Err()
+	}
+}
+
+func (l *leaseLoop) statistics() LeaseStats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.stats
+}
+
+// authorize says whether a connection may read tiles under a lease right now.
+func (l *leaseLoop) authorize(from callerID, epoch kv.Epoch, id LeaseID, tiles []int32, blockTiles int) error {
+	l.mu.Lock()
+	c, ok := l.claims[id]
+	l.mu.Unlock()
+	switch {
+	case !ok || c.from != from:
+		return ErrLeaseGone
+	case c.epoch != epoch:
+		return ErrStale
+	}
+	// Requests list tiles in the order of the sequence, so the block of the last
+	// hit is nearly always the block of the next one or its neighbour.
+	at := 0
+	for _, t := range tiles {
+		b := kv.BlockID(int(t) / blockTiles)
+		if c.blocks[at] != b {
+			if at+1 < len(c.blocks) && c.blocks[at+1] == b {
+				at++
+			} else if at = slices.Index(c.blocks, b); at < 0 {
+				return ErrLeaseGone
+			}
+		}
+	}
+	return nil
+}

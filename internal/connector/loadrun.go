@@ -1,0 +1,232 @@
+package connector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"tandem/internal/kv"
+)
+
+// A load is the shell of one loadCore: a goroutine that turns what happens into
+// events and carries effects out.
+type load struct {
+	c      *Connector
+	spec   LoadSpec
+	digest Digest
+	core   *loadCore
+	start  time.Time
+
+	events chan any
+	cancel context.CancelFunc // of messages and waits, not of reads
+	halt   chan struct{}      // closed: reads shall be cancelled
+	landed atomic.Int64
+	bytes  atomic.Int64
+	parts  sync.WaitGroup
+
+	view *view
+	sums []uint64
+	path string
+}
+
+// run drives the load to its report. Ending ctx cancels the load.
+func (l *load) run(ctx context.Context) {
+	start := l.start
+	mctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), start.Add(l.c.cfg.LoadTimeout))
+	l.cancel = cancel
+	defer cancel()
+	l.parts.Go(func() { l.meet(mctx) })
+	poll := time.NewTicker(max(l.c.cfg.NoProgress/8, time.Millisecond))
+	defer poll.Stop()
+	timer := time.NewTimer(l.c.cfg.LoadTimeout)
+	defer timer.Stop()
+	done := ctx.Done()
+	for {
+		var event any
+		select {
+		case event = <-l.events:
+		case <-poll.C:
+			event = loadProgressEvent{int(l.landed.Load())}
+		case <-timer.C:
+			event = loadTickEvent{}
+		case <-done:
+			done = nil
+			event = loadCancelEvent{}
+		}
+		e := l.core.Handle(event, time.Now())
+		if l.carry(mctx, e) {
+			return
+		}
+		if next := l.core.Next(); !next.IsZero() {
+			timer.Reset(time.Until(next))
+		}
+	}
+}
+
+// carry performs effects and reports whether the load has ended.
+func (l *load) carry(ctx context.Context, e loadEffects) bool {
+	if e.Claim {
+		l.parts.Go(func() { l.claim(ctx) })
+	}
+	if e.Read {
+		l.read(ctx)
+	}
+	if e.Stop {
+		close(l.halt)
+	}
+	if e.Report == nil {
+		return false
+	}
+	l.cancel()
+	l.parts.Wait()
+	l.drain()
+	if e.Return {
+		l.c.giveBack(l.spec.Handoff)
+	}
+	if l.view != nil {
+		l.view.release()
+	}
+	l.c.finish(l, e.Report)
+	return true
+}
+
+// drain takes what crossed the end: a snapshot must be released.
+func (l *load) drain() {
+	for {
+		select {
+		case <-l.events:
+		default:
+			return
+		}
+	}
+}
+
+// meet waits for the peer's snapshot. It writes l.view before its event.
+func (l *load) meet(ctx context.Context) {
+	h := l.spec.Handoff
+	v, err := l.c.peers.get(ctx, h.key(), uint64(h.Epoch))
+	if err != nil {
+		class := ClassHandshake
+		if he, ok := errors.AsType[*handshakeError](err); ok {
+			class = he.class
+		}
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
+			class = ClassTimeout
+		}
+		l.events <- loadPeerEvent{Class: class, Err: err}
+		return
+	}
+	l.view = v
+	if v.hello.BlockTokens != h.BlockTokens || len(v.hello.Ranks) != h.TP {
+		l.events <- loadPeerEvent{Class: ClassSetup, Err: fmt.Errorf(
+			"connector: comparing a hand-off with its engine: block size %d and TP %d there, %d and %d in the hand-off",
+			v.hello.BlockTokens, len(v.hello.Ranks), h.BlockTokens, h.TP)}
+		return
+	}
+	l.events <- loadPeerEvent{Reads: len(v.links)}
+}
+
+// claim sends the claim and writes l.sums before its event.
+func (l *load) claim(ctx context.Context) {
+	h := l.spec.Handoff
+	want := l.c.cfg.LoadTimeout - time.Since(l.start)
+	ask := claim{
+		Incarnation: h.Incarnation, Lease: h.Lease, Epoch: h.Epoch, From: l.spec.FromTile, To: l.spec.ToTile,
+		Digest: l.digest, Tokens: h.Tokens, Factors: l.c.factorSum, Want: max(want, 0),
+	}
+	body, err := l.view.conn.Call(ctx, kindClaim, ask.encode())
+	if err != nil {
+		l.events <- loadClaimEvent{Err: fmt.Errorf("connector: claiming lease %v: %w", h.Lease, err)}
+		return
+	}
+	a, err := decodeClaimAnswer(body)
+	if err != nil {
+		l.events <- loadClaimEvent{Err: err}
+		return
+	}
+	l.sums = a.Sums
+	tiles := l.spec.ToTile - l.spec.FromTile
+	l.events <- loadClaimEvent{
+		Verdict: a.Verdict, Limit: a.Limit, Sums: len(a.Sums) == tiles*l.view.hello.Heads*h.TP,
+	}
+}
+
+// read starts one read for each link.
+func (l *load) read(ctx context.Context) {
+	h, n := l.spec.Handoff, l.spec.ToTile-l.spec.FromTile
+	local, remote := make([]int32, n), make([]int32, n)
+	for i := range n {
+		local[i] = tileIn(l.spec.Local, l.c.layout.BlockTiles, l.spec.FromTile+i)
+		remote[i] = tileIn(h.Blocks, h.BlockTokens/kv.TileTokens, l.spec.FromTile+i)
+	}
+	l.path, _ = l.view.links[0].remote.Path()
+	for i := range l.view.links {
+		l.parts.Go(func() { l.readLink(context.WithoutCancel(ctx), i, local, remote) })
+	}
+}
+
+// readLink reads what one rank of the peer has for one of ours, and reports it
+// when no byte can land any more.
+func (l *load) readLink(ctx context.Context, at int, local, remote []int32) {
+	k := l.view.links[at]
+	verified := make([]bool, len(local))
+	var bad atomic.Int64
+	start := time.Now()
+	r := k.plan.Read(ctx, readSpec{
+		Epoch: l.spec.Handoff.Epoch, Lease: l.spec.Handoff.Lease, Local: local, Remote: remote,
+		Check: func(i int) error {
+			err := l.check(k.span, i, local[i])
+			if err != nil {
+				bad.Add(1)
+			} else {
+				verified[i] = true
+			}
+			l.landed.Add(1)
+			return err
+		},
+	})
+	posted := time.Since(start)
+	select {
+	case <-r.Done():
+	case <-l.halt:
+		r.Cancel()
+		<-r.Done()
+	}
+	good := 0
+	for _, ok := range verified {
+		if ok {
+			good++
+		}
+	}
+	moved := good * k.Heads * l.c.layout.HeadBytes() * l.c.layout.Layers
+	l.bytes.Add(int64(moved))
+	if good > 0 {
+		l.c.cfg.Metrics.transfer(Transfer{
+			Bytes: moved, Tiles: good, Duration: time.Since(start), Post: posted, Path: l.path,
+		})
+	}
+	l.events <- loadReadEvent{
+		Read: at, Class: ClassRead, Verified: verified, Bad: int(bad.Load()), Err: r.Err(),
+	}
+}
+
+// check compares the sums of the heads that s brought with P's, over the bytes
+// that lie in this engine's arena.
+func (l *load) check(s span, i int, local int32) error {
+	a := l.c.cfg.Arenas[s.Local]
+	tile := a.Tile(kv.TileID(local))
+	n, heads := l.spec.ToTile-l.spec.FromTile, l.view.hello.Heads
+	want := l.sums[(s.Remote*n+i)*heads+s.RemoteHead:]
+	for j := range s.Heads {
+		if sum := kv.SumHead(tile, l.c.layout, s.LocalHead+j); sum != want[j] {
+			return fmt.Errorf("connector: checking tile %d: the sum of head %d is not the peer's", l.spec.FromTile+i, s.LocalHead+j)
+		}
+	}
+	for j := range s.Heads {
+		a.SetSum(kv.TileID(local), s.LocalHead+j, want[j])
+	}
+	return nil
+}

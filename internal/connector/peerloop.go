@@ -1,0 +1,190 @@
+package connector
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// A peerLoop owns the peer table and runs its handshakes.
+type peerLoop struct {
+	calls  chan peerCall
+	closed chan struct{}
+	shake  func(context.Context, peerKey) (*view, error)
+	limit  time.Duration // of one handshake
+
+	handshakes sync.WaitGroup
+	metrics    Metrics
+
+	mu     sync.Mutex
+	status []PeerStatus
+}
+
+// A peerCall carries an event, and for a want the channel of its answer.
+type peerCall struct {
+	event  any
+	answer chan peerAnswer // buffered; the loop numbers the waiter
+	leave  chan peerAnswer // the answer channel of a want that is taken back
+	done   chan struct{}   // closed when the event was handled; may be nil
+}
+
+func newPeerLoop(shake func(context.Context, peerKey) (*view, error), limit time.Duration, m Metrics) *peerLoop {
+	return &peerLoop{
+		calls: make(chan peerCall), closed: make(chan struct{}), shake: shake, limit: limit, metrics: m,
+	}
+}
+
+// run serves until ctx ends, then ends the handshakes and gives all snapshots up.
+func (p *peerLoop) run(ctx context.Context, table *peerTable) {
+	waiters := map[uint64]chan peerAnswer{}
+	numbers := map[chan peerAnswer]wantEvent{}
+	var last uint64
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		if at, ok := table.Next(); ok {
+			timer.Reset(time.Until(at))
+		} else {
+			timer.Stop()
+		}
+		var c peerCall
+		select {
+		case <-ctx.Done():
+			continue
+		case c = <-p.calls:
+		case <-timer.C:
+			c.event = peerTickEvent{}
+		}
+		if want, ok := c.event.(wantEvent); ok && c.answer != nil {
+			last++
+			want.Waiter = last
+			waiters[last], numbers[c.answer] = c.answer, want
+			c.event = want
+		}
+		if c.leave != nil {
+			want, ok := numbers[c.leave]
+			if !ok {
+				close(c.done)
+				continue
+			}
+			delete(numbers, c.leave)
+			delete(waiters, want.Waiter)
+			c.event = leaveEvent{want.Key, want.Waiter}
+		}
+		e := table.Handle(c.event, time.Now())
+		for _, a := range e.Answers {
+			if ch := waiters[a.Waiter]; ch != nil {
+				if a.View != nil {
+					a.View.retain()
+				}
+				ch <- a
+				delete(waiters, a.Waiter)
+				delete(numbers, ch)
+			}
+		}
+		p.publish(table)
+		p.carry(ctx, e)
+		if c.done != nil {
+			close(c.done)
+		}
+	}
+	close(p.closed)
+	p.handshakes.Wait()
+	for _, entry := range table.peers {
+		if entry.view != nil {
+			entry.view.release()
+		}
+	}
+}
+
+// carry starts handshakes and gives snapshots up.
+func (p *peerLoop) carry(ctx context.Context, e peerEffects) {
+	for _, v := range e.Close {
+		v.release()
+	}
+	for _, key := range e.Shake {
+		p.handshakes.Go(func() { p.handshake(ctx, key) })
+	}
+}
+
+// handshake runs one bounded handshake, tells the loop, and then stands by until
+// the connection ends.
+func (p *peerLoop) handshake(ctx context.Context, key peerKey) {
+	start := time.Now()
+	sctx, cancel := context.WithTimeout(ctx, p.limit)
+	v, err := p.shake(sctx, key)
+	cancel()
+	p.metrics.handshake(err == nil, time.Since(start))
+	if err != nil {
+		p.send(peerCall{event: shookEvent{Key: key, Err: err}})
+		return
+	}
+	done := v.conn.Done()
+	if !p.send(peerCall{event: shookEvent{Key: key, View: v}}) {
+		v.release()
+		return
+	}
+	select {
+	case <-done:
+		p.send(peerCall{event: peerLostEvent{key, v}})
+	case <-ctx.Done():
+	}
+}
+
+func (p *peerLoop) send(c peerCall) bool {
+	select {
+	case p.calls <- c:
+		return true
+	case <-p.closed:
+		return false
+	}
+}
+
+// get returns a snapshot of the peer with at least the epoch; the caller
+// releases it.
+func (p *peerLoop) get(ctx context.Context, key peerKey, epoch uint64) (*view, error) {
+	answer := make(chan peerAnswer, 1)
+	select {
+	case p.calls <- peerCall{event: wantEvent{Key: key, Epoch: epoch}, answer: answer}:
+	case <-p.closed:
+		return nil, ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	select {
+	case a := <-answer:
+		return a.View, a.Err
+	case <-p.closed:
+	case <-ctx.Done():
+		done := make(chan struct{})
+		if p.send(peerCall{leave: answer, done: done}) {
+			<-done
+		}
+	}
+	select {
+	case a := <-answer: // it crossed our leaving
+		if a.View != nil {
+			a.View.release()
+		}
+	default:
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return nil, ErrClosed
+}
+
+// warm asks for a handshake that nobody waits for.
+func (p *peerLoop) warm(key peerKey, epoch uint64) {
+	p.send(peerCall{event: wantEvent{Key: key, Epoch: epoch}})
+}
+
+func (p *peerLoop) publish(table *peerTable) {
+	list := make([]PeerStatus, 0, len(table.peers))
+	for _, e := range table.peers {
+		list = append(list, e.status())
+	}
+	p.mu.Lock()
+	p.status = list
+	p.mu.Unlock()
+}

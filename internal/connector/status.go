@@ -1,0 +1,64 @@
+package connector
+
+import (
+	"sort"
+
+	"tandem/internal/kv"
+)
+
+// A Status is what an operator sees of a connector.
+type Status struct {
+	Engine      kv.EngineID
+	Role        Role
+	Addr        string
+	Incarnation Incarnation
+	Epoch       kv.Epoch
+	Peers       []PeerStatus // by address
+	Leases      LeaseStats
+	Loads       int // running
+	Tracked     int // leases that wait here
+}
+
+// A PeerStatus is one peer as this engine's loads see it.
+type PeerStatus struct {
+	Engine      kv.EngineID // empty until a handshake succeeded
+	Addr        string
+	Incarnation Incarnation
+	State       string // idle, handshake, reconnecting, ready
+	Epoch       kv.Epoch
+	TP          int
+	BlockTokens int
+	Path        string // of the first rank, and why it was chosen
+	Why         string
+	Err         string // of the last handshake that failed
+}
+
+// Status returns a snapshot.
+func (c *Connector) Status() Status {
+	s := Status{
+		Engine: c.cfg.EngineID, Role: c.cfg.Role, Addr: c.net.Addr(), Incarnation: c.incarnation, Epoch: c.epoch,
+		Leases: c.leases.statistics(),
+	}
+	c.peers.mu.Lock()
+	s.Peers = append(s.Peers, c.peers.status...)
+	c.peers.mu.Unlock()
+	sort.Slice(s.Peers, func(i, j int) bool { return s.Peers[i].Addr < s.Peers[j].Addr })
+	c.mu.Lock()
+	s.Loads, s.Tracked = len(c.loads), c.tracked
+	c.mu.Unlock()
+	return s
+}
+
+func (p *peerEntry) status() PeerStatus {
+	s := PeerStatus{Addr: p.key.Addr, Incarnation: p.key.Incarnation, State: p.state.String()}
+	if p.err != nil {
+		s.Err = p.err.Error()
+	}
+	if v := p.view; v != nil && v.hello != nil {
+		s.Engine, s.Epoch, s.TP, s.BlockTokens = v.hello.Engine, v.hello.Epoch, len(v.hello.Ranks), v.hello.BlockTokens
+		if len(v.links) > 0 {
+			s.Path, s.Why = v.links[0].remote.Path()
+		}
+	}
+	return s
+}

@@ -1,0 +1,141 @@
+package connector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"tandem/internal/kv"
+)
+
+// A view is an immutable snapshot of a peer: its connection, its geometry and
+// the plans that bind its ranks to ours. The peer table holds one reference and
+// every reader another; the last one out closes it.
+type view struct {
+	key   peerKey
+	hello *hello
+	conn  netPeer
+	links []link
+	refs  atomic.Int32
+}
+
+// A link binds one local rank to one rank of the peer.
+type link struct {
+	span
+	remote netRemote
+	plan   netPlan
+}
+
+func (v *view) epoch() uint64 { return uint64(v.hello.Epoch) }
+
+func (v *view) retain() { v.refs.Add(1) }
+
+func (v *view) release() {
+	if v.refs.Add(-1) > 0 {
+		return
+	}
+	for _, l := range v.links {
+		l.remote.Close()
+	}
+	v.conn.Close()
+}
+
+// A handshakeError says that a peer was not reached or is not who it should be.
+type handshakeError struct {
+	class LoadClass
+	err   error
+}
+
+func (e *handshakeError) Error() string { return e.err.Error() }
+func (e *handshakeError) Unwrap() error { return e.err }
+
+// shake connects to a peer, compares identity and fingerprint and binds the
+// memories. ctx bounds all of it.
+func (c *Connector) shake(ctx context.Context, key peerKey) (*view, error) {
+	conn, err := c.net.Dial(ctx, key.Addr)
+	if err != nil {
+		return nil, &handshakeError{ClassHandshake, fmt.Errorf("connector: connecting to %s: %w", key.Addr, err)}
+	}
+	v := &view{key: key, conn: conn}
+	v.refs.Store(1)
+	if err := c.introduce(ctx, v); err != nil {
+		v.release()
+		return nil, err
+	}
+	return v, nil
+}
+
+// introduce fills v from the peer's answer to our hello.
+func (c *Connector) introduce(ctx context.Context, v *view) error {
+	if got := v.conn.Incarnation(); got != v.key.Incarnation {
+		return &handshakeError{ClassHandshake, fmt.Errorf(
+			"connector: comparing engines: %s is incarnation %v, the hand-off names %v: %w",
+			v.key.Addr, got, v.key.Incarnation, ErrStale)}
+	}
+	ask := c.hello(false)
+	body, err := v.conn.Call(ctx, kindHello, ask.encode())
+	if err == nil {
+		v.hello, err = decodeHello(body)
+	}
+	if err != nil {
+		return &handshakeError{ClassHandshake, fmt.Errorf("connector: greeting %s: %w", v.key.Addr, err)}
+	}
+	if v.hello.Incarnation != v.key.Incarnation {
+		return &handshakeError{ClassHandshake, fmt.Errorf(
+			"connector: comparing engines: %s calls itself %v, the hand-off names %v: %w",
+			v.key.Addr, v.hello.Incarnation, v.key.Incarnation, ErrStale)}
+	}
+	if err := compareFactors(c.factors, v.hello.Factors); err != nil {
+		return &handshakeError{ClassIncompatible, err}
+	}
+	return c.bind(ctx, v)
+}
+
+// bind joins the peer's ranks and makes one plan for each pair of ranks that
+// share heads.
+func (c *Connector) bind(ctx context.Context, v *view) error {
+	bt := v.hello.BlockTokens
+	if bt != kv.TileTokens && bt != 2*kv.TileTokens && bt != 4*kv.TileTokens {
+		return &handshakeError{ClassIncompatible, fmt.Errorf(
+			"connector: comparing engines: block size %d here and %d there cannot be mapped: %w",
+			c.layout.BlockTokens(), bt, ErrIncompatible)}
+	}
+	tp := len(v.hello.Ranks)
+	if tp == 0 || v.hello.Heads*tp != c.layout.Heads*c.tp {
+		return &handshakeError{ClassIncompatible, fmt.Errorf(
+			"connector: comparing engines: %d ranks of %d KV heads here and %d of %d there: %w",
+			c.tp, c.layout.Heads, tp, v.hello.Heads, ErrIncompatible)}
+	}
+	all, err := spans(c.layout.Heads*c.tp, c.tp, tp)
+	if err != nil {
+		return &handshakeError{ClassIncompatible, errors.Join(err, ErrIncompatible)}
+	}
+	for _, s := range all {
+		remote, err := v.conn.Join(ctx, s.Local, v.hello.Ranks[s.Remote])
+		if err != nil {
+			return &handshakeError{ClassHandshake, fmt.Errorf("connector: joining rank %d of %s: %w", s.Remote, v.hello.Engine, err)}
+		}
+		v.links = append(v.links, link{span: s, remote: remote})
+		plan, err := remote.Plan(s.Local, s.strides(c.layout, v.hello.Heads))
+		if err != nil {
+			return &handshakeError{ClassSetup, fmt.Errorf("connector: planning reads from rank %d of %s: %w", s.Remote, v.hello.Engine, err)}
+		}
+		v.links[len(v.links)-1].plan = plan
+	}
+	return nil
+}
+
+// hello returns what this engine says of itself; an answer carries the ranks.
+func (c *Connector) hello(answer bool) *hello {
+	h := &hello{
+		Engine: c.cfg.EngineID, Incarnation: c.incarnation, Factors: c.factors, Epoch: c.epoch,
+		BlockTokens: c.layout.BlockTokens(), Heads: c.layout.Heads,
+	}
+	if answer {
+		for rank := range c.tp {
+			h.Ranks = append(h.Ranks, c.net.Describe(rank))
+		}
+	}
+	return h
+}
