@@ -50,16 +50,15 @@ func NewAttnScratch(dim int) *AttnScratch {
 
 // attnJob is one split of an Attn.
 type attnJob struct {
-	elem  Type
-	dim   int
-	rows  int       // query rows, padded to a tile
-	q     []float32 // [dim][rows]
-	k, v  []byte    // what offs count from
-	offs  []int64   // tiles of the split
-	keys  int       // keys of the split
-	s     []float32 // [rows][16*len(offs)]: scores, then weights
-	o     []float32 // [rows][dim]
-	slack int
+	elem Type
+	dim  int
+	rows int       // query rows, padded to a tile
+	q    []float32 // [dim][rows]
+	k, v []byte    // what offs count from
+	offs []int64   // tiles of the split
+	keys int       // keys of the split
+	s    []float32 // [rows][16*len(offs)]: scores, then weights
+	o    []float32 // [rows][dim]
 }
 
 // Attend computes a.

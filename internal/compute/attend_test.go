@@ -149,90 +149,96 @@ func TestAttentionMatchesTheReference(t *testing.T) {
 					want = append(want, exactAttend(q[tok*stride+h*c.dim:][:c.dim], ref.keys[:m], ref.vals[:m], scale))
 				}
 			}
-			eachKernel(t, func(t *testing.T, k *Kernels) {
-				kv := fill(k, c.elem, c.dim, n, x)
-				if string(kv.kv) != string(ref.kv) {
-					t.Fatal("the cache differs")
-				}
-				out := make([]float32, c.tokens*stride)
-				a := Attn{
-					Q: q, QStride: stride, Out: out, OutStride: stride,
-					Tokens: c.tokens, Group: c.group, Dim: c.dim, Pos: c.pos, Scale: scale,
-					KV: kv.kv, At: cacheAt, Tiles: kv.tiles, Elem: c.elem,
-				}
-				sc := NewAttnScratch(c.dim)
-				k.Attend(&a, sc)
-				for i, w := range want {
-					tok, h := i/c.group, i%c.group
-					checkRow(t, fmt.Sprintf("token %d head %d", tok, h), out[tok*stride+h*c.dim:][:c.dim], w)
-				}
-				// Alone, each token has the same bits.
-				for tok := range c.tokens {
-					one := a
-					one.Tokens, one.Pos, one.Q = 1, c.pos+tok, q[tok*stride:]
-					one.Out = make([]float32, stride)
-					k.Attend(&one, sc)
-					checkRow(t, "alone", one.Out[:c.group*c.dim], out[tok*stride:][:c.group*c.dim])
-				}
-			})
+			for _, k := range allKernels(t) {
+				t.Run(k.Name(), func(t *testing.T) {
+					kv := fill(k, c.elem, c.dim, n, x)
+					if string(kv.kv) != string(ref.kv) {
+						t.Fatal("the cache differs")
+					}
+					out := make([]float32, c.tokens*stride)
+					a := Attn{
+						Q: q, QStride: stride, Out: out, OutStride: stride,
+						Tokens: c.tokens, Group: c.group, Dim: c.dim, Pos: c.pos, Scale: scale,
+						KV: kv.kv, At: cacheAt, Tiles: kv.tiles, Elem: c.elem,
+					}
+					sc := NewAttnScratch(c.dim)
+					k.Attend(&a, sc)
+					for i, w := range want {
+						tok, h := i/c.group, i%c.group
+						checkRow(t, fmt.Sprintf("token %d head %d", tok, h), out[tok*stride+h*c.dim:][:c.dim], w)
+					}
+					// Alone, each token has the same bits.
+					for tok := range c.tokens {
+						one := a
+						one.Tokens, one.Pos, one.Q = 1, c.pos+tok, q[tok*stride:]
+						one.Out = make([]float32, stride)
+						k.Attend(&one, sc)
+						checkRow(t, "alone", one.Out[:c.group*c.dim], out[tok*stride:][:c.group*c.dim])
+					}
+				})
+			}
 		})
 	}
 }
 
 func TestAttentionOfNaNQueryStaysInItsRow(t *testing.T) {
 	r := newSource(12)
-	eachKernel(t, func(t *testing.T, k *Kernels) {
-		x := r.floats(20 * 128)
-		x[4*128+70], x[6*128+3] = float32(math.NaN()), float32(math.Inf(1)) // stored as 0 and 65504
-		c := fill(k, F16, 64, 20, x)
-		q := r.floats(2 * 64)
-		q[3] = float32(math.NaN())
-		out := make([]float32, 2*64)
-		k.Attend(&Attn{
-			Q: q, QStride: 64, Out: out, OutStride: 64, Tokens: 2, Group: 1, Dim: 64, Pos: 18,
-			Scale: 0.125, KV: c.kv, At: cacheAt, Tiles: c.tiles, Elem: F16,
-		}, NewAttnScratch(64))
-		for d, v := range out {
-			if (v != v) != (d < 64) {
-				t.Fatalf("number %d is %v", d, v)
+	for _, k := range allKernels(t) {
+		t.Run(k.Name(), func(t *testing.T) {
+			x := r.floats(20 * 128)
+			x[4*128+70], x[6*128+3] = float32(math.NaN()), float32(math.Inf(1)) // stored as 0 and 65504
+			c := fill(k, F16, 64, 20, x)
+			q := r.floats(2 * 64)
+			q[3] = float32(math.NaN())
+			out := make([]float32, 2*64)
+			k.Attend(&Attn{
+				Q: q, QStride: 64, Out: out, OutStride: 64, Tokens: 2, Group: 1, Dim: 64, Pos: 18,
+				Scale: 0.125, KV: c.kv, At: cacheAt, Tiles: c.tiles, Elem: F16,
+			}, NewAttnScratch(64))
+			for d, v := range out {
+				if (v != v) != (d < 64) {
+					t.Fatalf("number %d is %v", d, v)
+				}
 			}
-		}
-		checkRow(t, "row 1", out[64:], exactAttend(q[64:], c.keys, c.vals, 0.125))
-	})
+			checkRow(t, "row 1", out[64:], exactAttend(q[64:], c.keys, c.vals, 0.125))
+		})
+	}
 }
 
 func TestFullTileOfKeysEqualsSingleWrites(t *testing.T) {
 	r := newSource(13)
-	eachKernel(t, func(t *testing.T, k *Kernels) {
-		for _, elem := range []Type{F16, F32} {
-			for _, dim := range []int{8, 16, 40, 64, 128} {
-				x := r.odd(16 * (dim + 3))
-				x[1], x[dim+4], x[2*dim+6] = float32(math.NaN()), float32(math.Inf(-1)), 1e6
-				size := Lanes * dim * elem.BlockBytes()
-				all, one := make([]byte, size), make([]byte, size)
-				k.WriteK(all, elem, dim, 0, Lanes, x, dim+3)
-				for i := range Lanes {
-					k.WriteK(one, elem, dim, i, 1, x[i*(dim+3):], dim+3)
-				}
-				if string(all) != string(one) {
-					t.Fatalf("%v of %d: sixteen keys at once differ from one by one", elem, dim)
-				}
-				for i := range Lanes {
-					for d := range dim {
-						v := x[i*(dim+3)+d]
-						o := (d*Lanes + i) * elem.BlockBytes()
-						if elem == F16 {
-							if h := binary.LittleEndian.Uint16(all[o:]); h != exactF16(v) {
-								t.Fatalf("key %d[%d] of %v is %#x, want %#x", i, d, v, h, exactF16(v))
+	for _, k := range allKernels(t) {
+		t.Run(k.Name(), func(t *testing.T) {
+			for _, elem := range []Type{F16, F32} {
+				for _, dim := range []int{8, 16, 40, 64, 128} {
+					x := r.odd(16 * (dim + 3))
+					x[1], x[dim+4], x[2*dim+6] = float32(math.NaN()), float32(math.Inf(-1)), 1e6
+					size := Lanes * dim * elem.BlockBytes()
+					all, one := make([]byte, size), make([]byte, size)
+					k.WriteK(all, elem, dim, 0, Lanes, x, dim+3)
+					for i := range Lanes {
+						k.WriteK(one, elem, dim, i, 1, x[i*(dim+3):], dim+3)
+					}
+					if string(all) != string(one) {
+						t.Fatalf("%v of %d: sixteen keys at once differ from one by one", elem, dim)
+					}
+					for i := range Lanes {
+						for d := range dim {
+							v := x[i*(dim+3)+d]
+							o := (d*Lanes + i) * elem.BlockBytes()
+							if elem == F16 {
+								if h := binary.LittleEndian.Uint16(all[o:]); h != exactF16(v) {
+									t.Fatalf("key %d[%d] of %v is %#x, want %#x", i, d, v, h, exactF16(v))
+								}
+							} else if got := math.Float32frombits(binary.LittleEndian.Uint32(all[o:])); math.IsNaN(float64(got)) || math.IsInf(float64(got), 0) {
+								t.Fatalf("key %d[%d] of %v is %v", i, d, v, got)
 							}
-						} else if got := math.Float32frombits(binary.LittleEndian.Uint32(all[o:])); math.IsNaN(float64(got)) || math.IsInf(float64(got), 0) {
-							t.Fatalf("key %d[%d] of %v is %v", i, d, v, got)
 						}
 					}
 				}
 			}
-		}
-	})
+		})
+	}
 }
 
 func BenchmarkAttend(b *testing.B) {

@@ -13,6 +13,7 @@ func plainSource(seed uint64) source {
 
 // benchWeights returns matrices of 8192 by 2048 that together exceed any cache.
 func benchWeights(b *testing.B, typ Type) []*Matrix {
+	b.Helper()
 	const rows, cols = 8192, 2048
 	src := plainSource(31).tensor(typ, 64, cols)
 	size := PackedBytes(typ, rows, cols)
@@ -64,6 +65,7 @@ func BenchmarkMul(b *testing.B) {
 }
 
 func benchMul(b *testing.B, k *Kernels, ms []*Matrix, tokens int) {
+	b.Helper()
 	m := ms[0]
 	a := NewAct(tokens, m.Cols, FormOf(m.Type))
 	a.Reset(tokens)

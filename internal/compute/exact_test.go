@@ -139,18 +139,18 @@ func checkRow(t *testing.T, what string, got, want []float32) {
 	}
 }
 
-// eachKernel runs f for every implementation of this machine.
-func eachKernel(t *testing.T, f func(t *testing.T, k *Kernels)) {
+// allKernels returns every implementation of this machine.
+func allKernels(t *testing.T) []*Kernels {
 	t.Helper()
+	var all []*Kernels
 	for _, name := range Names() {
-		t.Run(name, func(t *testing.T) {
-			k, err := Select(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			f(t, k)
-		})
+		k, err := Select(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, k)
 	}
+	return all
 }
 
 type source struct {

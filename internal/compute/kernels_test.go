@@ -57,27 +57,29 @@ func TestProductsMatchTheReference(t *testing.T) {
 				}
 			}
 			t.Run(fmt.Sprintf("%v %dx%d %d tokens", typ, s.rows, s.cols, s.tokens), func(t *testing.T) {
-				eachKernel(t, func(t *testing.T, k *Kernels) {
-					m := packed(t, typ, s.rows, s.cols, src)
-					got := multiply(k, m, x, s.tokens)
-					for i := range s.tokens {
-						checkRow(t, fmt.Sprintf("token %d", i), got[i*m.Padded():][:s.rows], want[i*s.rows:][:s.rows])
-						checkRow(t, fmt.Sprintf("padding of token %d", i), got[i*m.Padded():][s.rows:m.Padded()], make([]float32, m.Padded()-s.rows))
-					}
-				})
+				for _, k := range allKernels(t) {
+					t.Run(k.Name(), func(t *testing.T) {
+						m := packed(t, typ, s.rows, s.cols, src)
+						got := multiply(k, m, x, s.tokens)
+						for i := range s.tokens {
+							checkRow(t, fmt.Sprintf("token %d", i), got[i*m.Padded():][:s.rows], want[i*s.rows:][:s.rows])
+							checkRow(t, fmt.Sprintf("padding of token %d", i), got[i*m.Padded():][s.rows:m.Padded()], make([]float32, m.Padded()-s.rows))
+						}
+					})
+				}
 			})
 		}
 	}
 }
 
-func packed(t testing.TB, typ Type, rows, cols int, src []byte) *Matrix {
-	t.Helper()
+func packed(tb testing.TB, typ Type, rows, cols int, src []byte) *Matrix {
+	tb.Helper()
 	m, err := NewMatrix(typ, rows, cols, make([]byte, PackedBytes(typ, rows, cols)))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if err := m.Pack(0, Rows{Type: typ, Data: src, Cols: cols, Count: rows}); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return m
 }
@@ -108,17 +110,19 @@ func TestNaNAndInfinityReachTheOutput(t *testing.T) {
 		for _, bad := range []float32{inf, -inf, float32(math.NaN())} {
 			x := r.floats(3 * 64)
 			x[64+33] = bad
-			eachKernel(t, func(t *testing.T, k *Kernels) {
-				got := multiply(k, packed(t, typ, 16, 64, src), x, 3)
-				for i := range 3 {
-					for row := range 16 {
-						want := exactDot(typ, src[row*typ.RowBytes(64):], 64, x[i*64:][:64])
-						if !sameBits(got[i*16+row], want) {
-							t.Fatalf("%v %v token %d row %d: %v, want %v", typ, bad, i, row, got[i*16+row], want)
+			for _, k := range allKernels(t) {
+				t.Run(k.Name(), func(t *testing.T) {
+					got := multiply(k, packed(t, typ, 16, 64, src), x, 3)
+					for i := range 3 {
+						for row := range 16 {
+							want := exactDot(typ, src[row*typ.RowBytes(64):], 64, x[i*64:][:64])
+							if !sameBits(got[i*16+row], want) {
+								t.Fatalf("%v %v token %d row %d: %v, want %v", typ, bad, i, row, got[i*16+row], want)
+							}
 						}
 					}
-				}
-			})
+				})
+			}
 		}
 	}
 }
@@ -129,15 +133,17 @@ func TestTileSizesAgree(t *testing.T) {
 	for _, typ := range allTypes {
 		src := r.tensor(typ, 48, 576)
 		x := r.floats(23 * 576)
-		eachKernel(t, func(t *testing.T, k *Kernels) {
-			m := packed(t, typ, 48, 576, src)
-			all := multiply(k, m, x, 23)
-			for _, n := range []int{1, 2, 3, 7, 12, 16} {
-				for i := 0; i+n <= 23; i += n {
-					checkRow(t, fmt.Sprintf("%v: %d tokens from %d", typ, n, i), multiply(k, m, x[i*576:], n), all[i*48:(i+n)*48])
+		for _, k := range allKernels(t) {
+			t.Run(k.Name(), func(t *testing.T) {
+				m := packed(t, typ, 48, 576, src)
+				all := multiply(k, m, x, 23)
+				for _, n := range []int{1, 2, 3, 7, 12, 16} {
+					for i := 0; i+n <= 23; i += n {
+						checkRow(t, fmt.Sprintf("%v: %d tokens from %d", typ, n, i), multiply(k, m, x[i*576:], n), all[i*48:(i+n)*48])
+					}
 				}
-			}
-		})
+			})
+		}
 	}
 }
 
@@ -207,17 +213,19 @@ func TestAnyTypePacksIntoF32(t *testing.T) {
 		}
 		x := r.floats(96)
 		w := make([]float32, 96)
-		eachKernel(t, func(t *testing.T, k *Kernels) {
-			got := multiply(k, m, x, 1)
-			for row := range 17 {
-				Dequantize(w, typ, src[row*typ.RowBytes(96):])
-				var want float32
-				for c, v := range w {
-					want = exactFMA(v, x[c], want)
+		for _, k := range allKernels(t) {
+			t.Run(k.Name(), func(t *testing.T) {
+				got := multiply(k, m, x, 1)
+				for row := range 17 {
+					Dequantize(w, typ, src[row*typ.RowBytes(96):])
+					var want float32
+					for c, v := range w {
+						want = exactFMA(v, x[c], want)
+					}
+					checkRow(t, fmt.Sprintf("%v row %d", typ, row), got[row:row+1], []float32{want})
 				}
-				checkRow(t, fmt.Sprintf("%v row %d", typ, row), got[row:row+1], []float32{want})
-			}
-		})
+			})
+		}
 	}
 }
 
@@ -269,28 +277,30 @@ func TestProductsWithoutColumnsAreZero(t *testing.T) {
 
 func TestNothingAllocates(t *testing.T) {
 	r := newSource(7)
-	eachKernel(t, func(t *testing.T, k *Kernels) {
-		m := packed(t, Q4_1, 32, 64, r.tensor(Q4_1, 32, 64))
-		a := NewAct(5, 64, Int8)
-		a.Reset(5)
-		out, x, tile := make([]float32, 5*32), r.floats(20*64), make([]byte, 2*16*64*2)
-		sc := NewAttnScratch(64)
-		tiles := []int64{0}
-		if n := testing.AllocsPerRun(10, func() {
-			for i := range 5 {
-				k.Set(a, i, x)
+	for _, k := range allKernels(t) {
+		t.Run(k.Name(), func(t *testing.T) {
+			m := packed(t, Q4_1, 32, 64, r.tensor(Q4_1, 32, 64))
+			a := NewAct(5, 64, Int8)
+			a.Reset(5)
+			out, x, tile := make([]float32, 5*32), r.floats(20*64), make([]byte, 2*16*64*2)
+			sc := NewAttnScratch(64)
+			tiles := []int64{0}
+			if n := testing.AllocsPerRun(10, func() {
+				for i := range 5 {
+					k.Set(a, i, x)
+				}
+				k.Mul(m, out, 32, a, 0, 2)
+				k.RMSNorm(x[:64], x[:64], x[64:128], 1e-5)
+				k.Rope(x[:64], x[64:96], x[96:128])
+				k.SiluMul(x[:70], x[70:140])
+				k.Argmax(x)
+				k.WriteK(tile, F16, 64, 3, 2, x, 64)
+				k.WriteK(tile, F16, 64, 0, 16, x, 64)
+				k.WriteV(tile[2048:], F16, 64, 3, 2, x, 64)
+				k.Attend(&Attn{Q: x, QStride: 64, Out: x[640:], OutStride: 64, Tokens: 3, Group: 1, Dim: 64, Pos: 4, Scale: 1, KV: tile, Tiles: tiles, Elem: F16}, sc)
+			}); n != 0 {
+				t.Fatalf("%v allocations", n)
 			}
-			k.Mul(m, out, 32, a, 0, 2)
-			k.RMSNorm(x[:64], x[:64], x[64:128], 1e-5)
-			k.Rope(x[:64], x[64:96], x[96:128])
-			k.SiluMul(x[:70], x[70:140])
-			k.Argmax(x)
-			k.WriteK(tile, F16, 64, 3, 2, x, 64)
-			k.WriteK(tile, F16, 64, 0, 16, x, 64)
-			k.WriteV(tile[2048:], F16, 64, 3, 2, x, 64)
-			k.Attend(&Attn{Q: x, QStride: 64, Out: x[640:], OutStride: 64, Tokens: 3, Group: 1, Dim: 64, Pos: 4, Scale: 1, KV: tile, Tiles: tiles, Elem: F16}, sc)
-		}); n != 0 {
-			t.Fatalf("%v allocations", n)
-		}
-	})
+		})
+	}
 }

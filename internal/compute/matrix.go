@@ -146,19 +146,19 @@ func (m *Matrix) packRow(r int, t Type, src []byte) {
 	w, d := m.w[r/Lanes*wb:][:wb], m.d[r/Lanes*db:][:db]
 	l := r % Lanes
 	nb := m.Cols / quantBlock
-	switch {
-	case m.Type == F32:
+	switch m.Type {
+	case F32:
 		packF32(w, l, t, src, m.Cols)
-	case m.Type == F16:
+	case F16:
 		for k := range m.Cols {
 			o := (k*Lanes + l) * 2
 			w[o], w[o+1] = src[2*k], src[2*k+1]
 		}
-	case m.Type == Q8_0:
+	case Q8_0:
 		packBlocks(w, d, l, src, nb, 34, 32, 2, 0x80808080)
-	case m.Type == Q4_0:
+	case Q4_0:
 		packBlocks(w, d, l, src, nb, 18, 16, 2, 0)
-	case m.Type == Q4_1:
+	case Q4_1:
 		packBlocks(w, d, l, src, nb, 20, 16, 4, 0)
 	}
 }

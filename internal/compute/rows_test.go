@@ -15,52 +15,54 @@ func TestRowOperationsMatchTheReference(t *testing.T) {
 	r := newSource(21)
 	for _, n := range rowLengths {
 		x, y, z := r.odd(n), r.odd(n), r.odd(n)
-		eachKernel(t, func(t *testing.T, k *Kernels) {
-			what := func(s string) string { return fmt.Sprintf("%s of %d", s, n) }
-			want := make([]float32, n)
+		for _, k := range allKernels(t) {
+			t.Run(k.Name(), func(t *testing.T) {
+				what := func(s string) string { return fmt.Sprintf("%s of %d", s, n) }
+				want := make([]float32, n)
 
-			for i := range want {
-				want[i] = x[i] + y[i]
-			}
-			got := slices.Clone(x)
-			k.Add(got, y)
-			checkRow(t, what("Add"), got, want)
-
-			for i := range want {
-				want[i] = x[i] + ((y[i] + z[i]) + (x[i] + y[i]))
-			}
-			got = slices.Clone(x)
-			k.AddParts(got, y, z, x, y)
-			checkRow(t, what("AddParts"), got, want)
-
-			lanes := make([]float32, 16)
-			for i, v := range x {
-				lanes[i%16] = exactFMA(v, v, lanes[i%16])
-			}
-			v := exactTree(lanes, plus)/float32(n) + 1e-5
-			s := float32(1 / math.Sqrt(float64(v)))
-			for i := range want {
-				want[i] = x[i] * s * y[i]
-			}
-			got = slices.Clone(x)
-			k.RMSNorm(got, got, y, 1e-5)
-			checkRow(t, what("RMSNorm"), got, want)
-
-			for i, g := range x {
-				want[i] = g / (1 + exactExp(min(-g+0, 80))) * y[i]
-			}
-			got = slices.Clone(x)
-			k.SiluMul(got, y)
-			checkRow(t, what("SiluMul"), got, want)
-
-			h := make([]byte, 2*n)
-			k.ToF16(h, x)
-			for i, v := range x {
-				if got := binary.LittleEndian.Uint16(h[2*i:]); got != exactF16(v) {
-					t.Fatalf("%s: %v is %#x, want %#x", what("ToF16"), v, got, exactF16(v))
+				for i := range want {
+					want[i] = x[i] + y[i]
 				}
-			}
-		})
+				got := slices.Clone(x)
+				k.Add(got, y)
+				checkRow(t, what("Add"), got, want)
+
+				for i := range want {
+					want[i] = x[i] + ((y[i] + z[i]) + (x[i] + y[i]))
+				}
+				got = slices.Clone(x)
+				k.AddParts(got, y, z, x, y)
+				checkRow(t, what("AddParts"), got, want)
+
+				lanes := make([]float32, 16)
+				for i, v := range x {
+					lanes[i%16] = exactFMA(v, v, lanes[i%16])
+				}
+				v := exactTree(lanes, plus)/float32(n) + 1e-5
+				s := float32(1 / math.Sqrt(float64(v)))
+				for i := range want {
+					want[i] = x[i] * s * y[i]
+				}
+				got = slices.Clone(x)
+				k.RMSNorm(got, got, y, 1e-5)
+				checkRow(t, what("RMSNorm"), got, want)
+
+				for i, g := range x {
+					want[i] = g / (1 + exactExp(min(-g+0, 80))) * y[i]
+				}
+				got = slices.Clone(x)
+				k.SiluMul(got, y)
+				checkRow(t, what("SiluMul"), got, want)
+
+				h := make([]byte, 2*n)
+				k.ToF16(h, x)
+				for i, v := range x {
+					if got := binary.LittleEndian.Uint16(h[2*i:]); got != exactF16(v) {
+						t.Fatalf("%s: %v is %#x, want %#x", what("ToF16"), v, got, exactF16(v))
+					}
+				}
+			})
+		}
 	}
 }
 
@@ -73,11 +75,13 @@ func TestRopeMatchesTheReference(t *testing.T) {
 			want[i] = exactFMA(x[i], c[i], -(x[n+i] * s[i]))
 			want[n+i] = exactFMA(x[n+i], c[i], x[i]*s[i])
 		}
-		eachKernel(t, func(t *testing.T, k *Kernels) {
-			got := slices.Clone(x)
-			k.Rope(got, c, s)
-			checkRow(t, fmt.Sprintf("Rope of %d pairs", n), got, want)
-		})
+		for _, k := range allKernels(t) {
+			t.Run(k.Name(), func(t *testing.T) {
+				got := slices.Clone(x)
+				k.Rope(got, c, s)
+				checkRow(t, fmt.Sprintf("Rope of %d pairs", n), got, want)
+			})
+		}
 	}
 }
 
@@ -92,11 +96,13 @@ func TestSiluOfExtremes(t *testing.T) {
 		}
 		want[i] = g / (1 + exactExp(e)) * 2
 	}
-	eachKernel(t, func(t *testing.T, k *Kernels) {
-		got := slices.Clone(x)
-		k.SiluMul(got, slices.Repeat([]float32{2}, 16))
-		checkRow(t, "SiluMul", got, want)
-	})
+	for _, k := range allKernels(t) {
+		t.Run(k.Name(), func(t *testing.T) {
+			got := slices.Clone(x)
+			k.SiluMul(got, slices.Repeat([]float32{2}, 16))
+			checkRow(t, "SiluMul", got, want)
+		})
+	}
 }
 
 func TestSoftmaxKeepsNaNAndFlushes(t *testing.T) {
@@ -106,29 +112,31 @@ func TestSoftmaxKeepsNaNAndFlushes(t *testing.T) {
 		base[i] = float32(i) * -2.5
 	}
 	for _, bad := range []float32{0, nan, inf, -inf} {
-		eachKernel(t, func(t *testing.T, k *Kernels) {
-			s := slices.Clone(base)
-			s[9] = bad
-			greater := func(a, b float32) float32 {
-				if a > b {
-					return a
+		for _, k := range allKernels(t) {
+			t.Run(k.Name(), func(t *testing.T) {
+				s := slices.Clone(base)
+				s[9] = bad
+				greater := func(a, b float32) float32 {
+					if a > b {
+						return a
+					}
+					return b
 				}
-				return b
-			}
-			want, tops := slices.Clone(s), slices.Repeat([]float32{-inf}, 16)
-			for i, v := range s {
-				tops[i%16] = greater(v, tops[i%16])
-			}
-			m := exactTree(tops, greater)
-			lanes := make([]float32, 16)
-			for i, v := range want {
-				want[i] = exactExp((v - m) * 0.9)
-				lanes[i%16] += want[i]
-			}
-			top, sum := k.softmax(s, 0.9)
-			checkRow(t, "weights", s, want)
-			checkRow(t, "maximum and sum", []float32{top, sum}, []float32{m, exactTree(lanes, plus)})
-		})
+				want, tops := slices.Clone(s), slices.Repeat([]float32{-inf}, 16)
+				for i, v := range s {
+					tops[i%16] = greater(v, tops[i%16])
+				}
+				m := exactTree(tops, greater)
+				lanes := make([]float32, 16)
+				for i, v := range want {
+					want[i] = exactExp((v - m) * 0.9)
+					lanes[i%16] += want[i]
+				}
+				top, sum := k.softmax(s, 0.9)
+				checkRow(t, "weights", s, want)
+				checkRow(t, "maximum and sum", []float32{top, sum}, []float32{m, exactTree(lanes, plus)})
+			})
+		}
 	}
 }
 
@@ -159,13 +167,15 @@ func TestArgmaxTakesTheLowestIndex(t *testing.T) {
 			cases = append(cases, x)
 		}
 	}
-	eachKernel(t, func(t *testing.T, k *Kernels) {
-		for _, x := range cases {
-			if got := k.Argmax(x); got != ref(x) {
-				t.Fatalf("argmax of %v is %d, want %d", x, got, ref(x))
+	for _, k := range allKernels(t) {
+		t.Run(k.Name(), func(t *testing.T) {
+			for _, x := range cases {
+				if got := k.Argmax(x); got != ref(x) {
+					t.Fatalf("argmax of %v is %d, want %d", x, got, ref(x))
+				}
 			}
-		}
-	})
+		})
+	}
 }
 
 // exactF16 rounds through package big: binary16 has 11 bits, and 10 fewer for
@@ -228,14 +238,16 @@ func TestF16ConversionIsExact(t *testing.T) {
 	for i, b := range bits {
 		x[i] = math.Float32frombits(b)
 	}
-	eachKernel(t, func(t *testing.T, k *Kernels) {
-		k.ToF16(h, x)
-		for i, v := range x {
-			if got := binary.LittleEndian.Uint16(h[2*i:]); got != exactF16(v) {
-				t.Fatalf("%v (%#x) is %#x, want %#x", v, bits[i], got, exactF16(v))
+	for _, k := range allKernels(t) {
+		t.Run(k.Name(), func(t *testing.T) {
+			k.ToF16(h, x)
+			for i, v := range x {
+				if got := binary.LittleEndian.Uint16(h[2*i:]); got != exactF16(v) {
+					t.Fatalf("%v (%#x) is %#x, want %#x", v, bits[i], got, exactF16(v))
+				}
 			}
-		}
-	})
+		})
+	}
 }
 
 func TestExpMatchesTheReference(t *testing.T) {

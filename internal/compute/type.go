@@ -5,13 +5,13 @@ import "fmt"
 // A Type is an element format of a weight matrix, as GGUF names it.
 type Type uint8
 
-// The formats. Quantized ones have blocks of 32 columns with a binary16 scale.
+// The formats, spelled as in GGUF. Quantized ones have blocks of 32 columns with a binary16 scale.
 const (
 	F32  Type = iota // binary32
 	F16              // binary16
-	Q4_0             //nolint:revive // GGUF's spelling. d * (q - 8), q of 4 bits
-	Q4_1             //nolint:revive // GGUF's spelling. d * q + m, q of 4 bits
-	Q8_0             //nolint:revive // GGUF's spelling. d * q, q of 8 bits with sign
+	Q4_0             // d * (q - 8), q of 4 bits
+	Q4_1             // d * q + m, q of 4 bits
+	Q8_0             // d * q, q of 8 bits with sign
 
 	numTypes = iota
 )
