@@ -21,3 +21,8 @@ func mix(x uint64) uint64 {
 	x *= 0x94d049bb133111eb
 	return x ^ x>>31
 }
+
+// Derive returns the n-th seed of a source, for requests that bring none.
+func Derive(source, n uint64) uint64 {
+	return mix(mix(source+0x9e3779b97f4a7c15) ^ (n+1)*0xd1b54a32d192ed03)
+}

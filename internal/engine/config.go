@@ -1,0 +1,176 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"tandem/internal/engine/spec"
+	"tandem/internal/kv"
+)
+
+// ModelInfo describes a model.
+type ModelInfo = spec.ModelInfo
+
+// Factor is one named property of a fingerprint.
+type Factor = spec.Factor
+
+// A Model computes steps. The engine's loop is its only caller.
+type Model interface {
+	// Step computes b and returns one row of Vocab logits for each wanted
+	// logit, in the order of the sequences. The rows are valid until the next
+	// Step. After an error the model is not used any more.
+	Step(b *kv.Batch) ([][]float32, error)
+
+	// Info describes the model.
+	Info() ModelInfo
+
+	// Arenas returns the KV memory, one arena for each rank.
+	Arenas() []*kv.Arena
+
+	// Close gives all memory back. Nobody may use the arenas any more.
+	Close() error
+}
+
+// A FailPolicy says what happens to a request whose KV load fails.
+type FailPolicy string
+
+// The policies, by the names of vLLM's kv_load_failure_policy.
+const (
+	PolicyFail      FailPolicy = "fail"      // the request ends with a *connector.LoadError
+	PolicyRecompute FailPolicy = "recompute" // what is missing is computed here
+)
+
+// Config says how an engine works. Zero values take the defaults below.
+type Config struct {
+	Model Model
+	ID    kv.EngineID // for logs
+
+	MaxBatchedTokens int  // tokens of a step; 512
+	MaxSeqs          int  // requests that run at once; 64
+	MaxModelLen      int  // tokens of a sequence; the model's limit, which also bounds it
+	MaxRequests      int  // choices that run or wait, over all requests; 1024. More is ErrOverloaded
+	MaxOutputs       int  // outputs that a stream holds unread; 1024. More is ErrSlowReader
+	MaxN             int  // choices of a request; 128
+	Priority         bool // rank by Request.Priority, then arrival; else by arrival
+	NoPrefixCache    bool
+
+	// Connector brings KV from peers and keeps it for them; nil: no hand-offs.
+	Connector Connector
+	Policy    FailPolicy // PolicyFail
+
+	// Seed is the source of the seeds of requests without one; 0: random.
+	Seed uint64
+
+	Metrics Metrics
+	Log     *slog.Logger // nil: no logs
+}
+
+// fill sets defaults and checks cfg.
+func (c *Config) fill() error {
+	if c.Model == nil {
+		return errors.New("engine: config: no model")
+	}
+	info := c.Model.Info()
+	def := func(p *int, v int) {
+		if *p == 0 {
+			*p = v
+		}
+	}
+	def(&c.MaxBatchedTokens, 512)
+	def(&c.MaxSeqs, 64)
+	def(&c.MaxModelLen, info.MaxLen)
+	def(&c.MaxRequests, 1024)
+	def(&c.MaxOutputs, 1024)
+	def(&c.MaxN, 128)
+	c.MaxModelLen = min(c.MaxModelLen, info.MaxLen)
+	if c.Policy == "" {
+		c.Policy = PolicyFail
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	c.Metrics.fill()
+	switch {
+	case len(c.Model.Arenas()) == 0 || len(c.Model.Arenas()) != info.TP:
+		return fmt.Errorf("engine: config: model has %d arenas for %d ranks", len(c.Model.Arenas()), info.TP)
+	case c.Policy != PolicyFail && c.Policy != PolicyRecompute:
+		return fmt.Errorf("engine: config: load failure policy %q: want %q or %q", c.Policy, PolicyFail, PolicyRecompute)
+	case c.MaxRequests < 0 || c.MaxOutputs < 2 || c.MaxN < 0:
+		return fmt.Errorf("engine: config: limits below their least values")
+	}
+	return nil
+}
+
+// Metrics receives copies of what happens; nil functions are not called. They
+// run on the step loop and must not block.
+type Metrics struct {
+	// Step tells of a computed step.
+	Step func(tokens, seqs int, d time.Duration)
+
+	// FirstToken tells the time from Submit to the first token of a request.
+	FirstToken func(d time.Duration)
+
+	// InterToken tells the time between two tokens of a choice.
+	InterToken func(d time.Duration)
+
+	// Preempted tells how many requests gave their blocks back in a step.
+	Preempted func(n int)
+
+	// Admitted tells of a prompt whose first token was sampled: tokens by the
+	// source of their KV.
+	Admitted func(u Usage)
+
+	// LoadFailed tells of a load that did not bring all its tiles, by class.
+	LoadFailed func(class string)
+
+	// Recovered tells of loads whose missing tokens are computed here.
+	Recovered func(requests, tokens int)
+
+	// Finished tells of a request that ended.
+	Finished func(RequestStats)
+}
+
+// RequestStats sums up a request that ended.
+type RequestStats struct {
+	ID       kv.RequestID
+	ClientID string
+	Finish   FinishReason // of the last choice
+	Err      error        // nil unless the request failed
+	Usage    Usage
+	N        int
+	Max      int // tokens asked for or that fit, per choice
+
+	Total   time.Duration // Submit to end
+	Queue   time.Duration // Submit to first plan
+	Prefill time.Duration // first plan to first token
+	Decode  time.Duration // first token to end
+}
+
+func (m *Metrics) fill() {
+	if m.Step == nil {
+		m.Step = func(int, int, time.Duration) {}
+	}
+	if m.FirstToken == nil {
+		m.FirstToken = func(time.Duration) {}
+	}
+	if m.InterToken == nil {
+		m.InterToken = func(time.Duration) {}
+	}
+	if m.Preempted == nil {
+		m.Preempted = func(int) {}
+	}
+	if m.Admitted == nil {
+		m.Admitted = func(Usage) {}
+	}
+	if m.LoadFailed == nil {
+		m.LoadFailed = func(string) {}
+	}
+	if m.Recovered == nil {
+		m.Recovered = func(int, int) {}
+	}
+	if m.Finished == nil {
+		m.Finished = func(RequestStats) {}
+	}
+}

@@ -1,0 +1,385 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"tandem/internal/connector"
+	"tandem/internal/kv"
+	"tandem/internal/sample"
+	"tandem/internal/sched"
+)
+
+// returnTimeout bounds the giving back of a hand-off that is not read.
+const returnTimeout = 5 * time.Second
+
+// eventKind says what a caller wants of the loop.
+type eventKind uint8
+
+const (
+	evSubmit eventKind = iota
+	evAbort
+	evStop
+)
+
+type event struct {
+	kind   eventKind
+	stream *Stream
+	reason string
+	choice int
+}
+
+// An Engine serves requests with one model. All exported methods may be called
+// from any goroutine.
+type Engine struct {
+	cfg   Config
+	info  ModelInfo
+	limit int // tokens of a sequence
+	seeds uint64
+	name  string // prefix of request ids
+	log   *slog.Logger
+
+	// Owned by the loop.
+	core    *core
+	model   Model
+	spare   []event // the inbox's other buffer
+	batch   int     // sequences of the running step
+	stopped error   // what ends requests that are cut by the end of the loop
+
+	wake chan struct{}
+	done chan struct{} // closed when Run has returned
+	wg   sync.WaitGroup
+
+	live     atomic.Int64 // choices that were submitted and have not ended
+	number   atomic.Uint64
+	progress atomic.Int64 // time of the last step or idle moment, ns since the epoch
+	status   atomic.Pointer[Status]
+
+	mu       sync.Mutex
+	inbox    []event
+	draining bool
+	closed   bool
+	ran      bool
+	err      error
+	idle     []chan struct{} // closed when no request is left
+}
+
+// New returns an engine that does nothing before Run.
+func New(cfg Config) (*Engine, error) {
+	if err := cfg.fill(); err != nil {
+		return nil, err
+	}
+	a := cfg.Model.Arenas()[0]
+	sc := sched.Config{
+		Pool:             kv.NewPool(a.Blocks(), a.Layout().BlockTokens()),
+		MaxBatchedTokens: cfg.MaxBatchedTokens, MaxSeqs: cfg.MaxSeqs, MaxModelLen: cfg.MaxModelLen,
+		Priority: cfg.Priority, PrefixCache: !cfg.NoPrefixCache, Seal: cfg.Connector != nil,
+	}
+	if err := sc.Validate(); err != nil {
+		return nil, fmt.Errorf("engine: config: %w", err)
+	}
+	if cfg.Seed == 0 {
+		cfg.Seed = rand.Uint64() | 1
+	}
+	e := &Engine{
+		cfg: cfg, info: cfg.Model.Info(), model: cfg.Model, log: cfg.Log, seeds: cfg.Seed,
+		name: strconv.FormatUint(rand.Uint64()>>16, 36),
+		wake: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	e.core = newCore(sched.New(sc), cfg.Policy, e.info.EOS, &e.cfg.Metrics)
+	e.limit = e.core.sched.Limit()
+	e.publish(time.Now())
+	return e, nil
+}
+
+// Info describes the engine's model.
+func (e *Engine) Info() ModelInfo { return e.info }
+
+// Limit returns the tokens that prompt and output can have together.
+func (e *Engine) Limit() int { return e.limit }
+
+// Err returns why the engine ended, or nil while it runs and after an orderly
+// stop.
+func (e *Engine) Err() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.err
+}
+
+// Done is closed when Run has returned.
+func (e *Engine) Done() <-chan struct{} { return e.done }
+
+// Submit queues r. The error is ErrOverloaded, ErrDraining, ErrClosed,
+// ErrNoConnector, an *InvalidError, or the Connector's refusal of the hand-off.
+// A genuine hand-off of a refused request is given back. The request ends when
+// its Stream says so, not with ctx.
+func (e *Engine) Submit(ctx context.Context, r Request) (*Stream, error) {
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
+	h := r.Handoff
+	if h != nil && e.cfg.Connector != nil {
+		if err := e.cfg.Connector.Verify(h, r.Prompt); err != nil {
+			return nil, err
+		}
+	}
+	s, err := e.submit(r)
+	if err != nil && h != nil && e.cfg.Connector != nil {
+		e.giveBack(h)
+	}
+	return s, err
+}
+
+func (e *Engine) submit(r Request) (*Stream, error) {
+	r, err := e.check(r)
+	if err != nil {
+		return nil, err
+	}
+	if e.live.Add(int64(r.N)) > int64(e.cfg.MaxRequests) {
+		e.live.Add(-int64(r.N))
+		return nil, ErrOverloaded
+	}
+	n := e.number.Add(1)
+	id := kv.RequestID(e.name + "-" + strconv.FormatUint(n, 10))
+	s := newStream(e, id, e.cfg.MaxOutputs)
+	s.g = &group{req: r, stream: s, id: id}
+	if r.Params.Seed != nil {
+		s.g.seed = uint64(*r.Params.Seed)
+	} else {
+		s.g.seed = sample.Derive(e.seeds, n)
+	}
+	e.mu.Lock()
+	switch {
+	case e.closed:
+		err = ErrClosed
+		if e.err != nil {
+			err = fmt.Errorf("%w: %w", ErrClosed, e.err)
+		}
+	case e.draining:
+		err = ErrDraining
+	default:
+		e.inbox = append(e.inbox, event{kind: evSubmit, stream: s})
+	}
+	e.mu.Unlock()
+	if err != nil {
+		e.live.Add(-int64(r.N))
+		return nil, err
+	}
+	e.ring()
+	return s, nil
+}
+
+// giveBack returns a hand-off unread, beside the caller. Wait for it with e.wg.
+func (e *Engine) giveBack(h *connector.Handoff) {
+	e.wg.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), returnTimeout)
+		defer cancel()
+		e.cfg.Connector.ReturnUnread(ctx, h)
+	})
+}
+
+// post tells the loop; a stopped loop has no requests left to tell of.
+func (e *Engine) post(ev event) {
+	e.mu.Lock()
+	closed := e.closed
+	if !closed {
+		e.inbox = append(e.inbox, ev)
+	}
+	e.mu.Unlock()
+	if !closed {
+		e.ring()
+		return
+	}
+	if ev.kind == evAbort {
+		e.revoke(ev.stream)
+	}
+}
+
+func (e *Engine) ring() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Drain stops admitting and waits until no request is left or ctx ends. It
+// returns the number of choices that were left.
+func (e *Engine) Drain(ctx context.Context) int {
+	e.mu.Lock()
+	e.draining = true
+	if e.live.Load() == 0 || e.closed {
+		e.mu.Unlock()
+		return int(e.live.Load())
+	}
+	idle := make(chan struct{})
+	e.idle = append(e.idle, idle)
+	e.mu.Unlock()
+	select {
+	case <-idle:
+	case <-e.done:
+	case <-ctx.Done():
+	}
+	return int(e.live.Load())
+}
+
+// Run is the step loop. It returns nil when ctx ends, after every request has
+// ended and no load can write any more, and an error when the model failed. An
+// engine runs once.
+func (e *Engine) Run(ctx context.Context) (err error) {
+	e.mu.Lock()
+	if e.ran {
+		e.mu.Unlock()
+		return errors.New("engine: Run called twice")
+	}
+	e.ran = true
+	e.mu.Unlock()
+	defer close(e.done)
+	err = e.loop(ctx)
+	e.shut(err)
+	e.wg.Wait()
+	return err
+}
+
+// loop steps until ctx ends. A panic below it becomes its error: the engine is
+// dead then.
+func (e *Engine) loop(ctx context.Context) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("engine: panic in a step: %v\n%s", p, debug.Stack())
+		}
+	}()
+	reports, freed := e.channels()
+	for ctx.Err() == nil {
+		now := time.Now()
+		e.events(now, reports, freed)
+		work := e.core.next(now)
+		e.carry(now)
+		e.publish(now)
+		if !work {
+			e.rest(ctx, reports, freed)
+			continue
+		}
+		if err := e.step(now); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *Engine) channels() (<-chan connector.LoadReport, <-chan []kv.BlockID) {
+	if e.cfg.Connector == nil {
+		return nil, nil
+	}
+	return e.cfg.Connector.Reports(), e.cfg.Connector.Freed()
+}
+
+// step computes the planned batch and carries its outputs out.
+func (e *Engine) step(began time.Time) error {
+	b := &e.core.plan.Batch
+	tokens, seqs := b.Tokens(), len(b.Seqs)
+	e.progress.Store(began.UnixNano())
+	rows, err := e.model.Step(b)
+	if err != nil {
+		return fmt.Errorf("engine: model step of %d tokens: %w", tokens, err)
+	}
+	now := time.Now()
+	e.cfg.Metrics.Step(tokens, seqs, now.Sub(began))
+	e.core.apply(rows, now)
+	e.carry(now)
+	return nil
+}
+
+// rest waits for the next event.
+func (e *Engine) rest(ctx context.Context, reports <-chan connector.LoadReport, freed <-chan []kv.BlockID) {
+	select {
+	case <-ctx.Done():
+	case <-e.wake:
+	case r := <-reports:
+		e.reported(r, reports)
+	case b := <-freed:
+		e.core.sched.Release(b)
+	}
+}
+
+// events takes everything that has come in, without waiting.
+func (e *Engine) events(now time.Time, reports <-chan connector.LoadReport, freed <-chan []kv.BlockID) {
+	e.mu.Lock()
+	in := e.inbox
+	e.inbox = e.spare[:0]
+	e.mu.Unlock()
+	for i := range in {
+		e.event(&in[i], now)
+		in[i] = event{}
+	}
+	e.spare = in
+	for more := true; more; {
+		select {
+		case b := <-freed:
+			e.core.sched.Release(b)
+		case r := <-reports:
+			e.reported(r, reports)
+		default:
+			more = false
+		}
+	}
+}
+
+func (e *Engine) event(ev *event, now time.Time) {
+	g := ev.stream.g
+	switch ev.kind {
+	case evSubmit:
+		g.tracked = g.req.Handoff != nil
+		if g.tracked {
+			e.cfg.Connector.Track(g.req.Handoff)
+		}
+		if err := e.core.submit(g, now); err != nil {
+			e.core.fail(g, fmt.Errorf("engine: admitting %s: %w", g.id, err), now)
+			if g.req.Handoff != nil {
+				e.giveBack(g.req.Handoff)
+			}
+		}
+	case evAbort:
+		e.core.abort(g, ErrAborted)
+		e.revoke(ev.stream)
+	case evStop:
+		e.core.stop(g, ev.choice)
+	}
+}
+
+// reported takes a load report and those that came with it, and logs once how
+// many requests are computed here instead.
+func (e *Engine) reported(r connector.LoadReport, more <-chan connector.LoadReport) {
+	now := time.Now()
+	requests, tokens := 0, 0
+	for {
+		if n := e.core.loaded(r, now); n > 0 {
+			requests, tokens = requests+1, tokens+n
+		}
+		select {
+		case r = <-more:
+			continue
+		default:
+		}
+		break
+	}
+	if requests > 0 {
+		e.cfg.Metrics.Recovered(requests, tokens)
+		e.log.Warn(fmt.Sprintf("Recovered from KV load failure: %d request(s) rescheduled (%d tokens affected).",
+			requests, tokens))
+	}
+}
+
+// revoke ends the lease of an answer that was not delivered.
+func (e *Engine) revoke(s *Stream) {
+	if h := s.takeLease(); h != nil {
+		e.cfg.Connector.Revoke(h)
+	}
+}

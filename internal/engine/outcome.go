@@ -1,0 +1,248 @@
+package engine
+
+import (
+	"fmt"
+	"time"
+
+	"tandem/internal/connector"
+	"tandem/internal/kv"
+	"tandem/internal/sample"
+	"tandem/internal/sched"
+)
+
+// sampleSeq makes the result of one sequence of a step from its rows.
+func (c *core) sampleSeq(ch *choice, seq *kv.Seq, last bool, rows [][]float32, now time.Time) sched.Result {
+	g := ch.g
+	if ch.index == 0 && g.req.PromptLogprobs >= 0 && len(g.prompt) < len(g.req.Prompt)-1 {
+		if err := c.probe(g, seq.Pos+len(seq.Tokens)-len(rows), rows); err != nil {
+			c.fail(g, err, now)
+			return sched.Result{}
+		}
+	}
+	if !last || g.over {
+		return sched.Result{}
+	}
+	row := rows[len(rows)-1]
+	t, err := c.sampler.Next(ch.state, row)
+	if err != nil {
+		c.fail(g, fmt.Errorf("engine: sampling token %d of %s: %w", ch.state.Tokens()+1, ch.id, err), now)
+		return sched.Result{}
+	}
+	ch.out = Output{Choice: ch.index, Tokens: g.stream.one(t)}
+	if n := g.req.Params.Logprobs; n >= 0 {
+		lp, err := c.sampler.Logprobs(row, t, n)
+		if err != nil {
+			c.fail(g, fmt.Errorf("engine: log-probabilities of %s: %w", ch.id, err), now)
+			return sched.Result{}
+		}
+		ch.out.Logprobs = []sample.TokenLogprobs{lp}
+	}
+	c.made = append(c.made, ch)
+	g.usage.Completion++
+	switch ch.state.Accept(t) {
+	case sample.StopEOS:
+		return sched.Result{Token: t, Finish: sched.Stop}
+	case sample.StopToken:
+		ch.out.StopToken = &ch.out.Tokens[0]
+		return sched.Result{Token: t, Finish: sched.Stop}
+	case sample.Length:
+		return sched.Result{Token: t, Finish: sched.Length}
+	case sample.Continue:
+	}
+	return sched.Result{Token: t}
+}
+
+// probe collects the log-probabilities of the prompt tokens that follow the
+// positions pos, pos+1, … of rows.
+func (c *core) probe(g *group, pos int, rows [][]float32) error {
+	for i, row := range rows {
+		at := pos + i + 1
+		if at != len(g.prompt)+1 || at >= len(g.req.Prompt) {
+			continue
+		}
+		lp, err := c.sampler.Logprobs(row, g.req.Prompt[at], g.req.PromptLogprobs)
+		if err != nil {
+			return fmt.Errorf("engine: log-probabilities of prompt token %d of %s: %w", at, g.id, err)
+		}
+		g.prompt = append(g.prompt, lp)
+	}
+	return nil
+}
+
+// emit sends the token that ch got in this step, and what comes with it.
+func (c *core) emit(ch *choice, now time.Time) {
+	g := ch.g
+	if g.over { // another choice failed in the same step
+		if ch.over && len(ch.fin.Blocks) > 0 {
+			c.sched.Release(ch.fin.Blocks)
+		}
+		return
+	}
+	if ch.last.IsZero() {
+		c.opened(ch, now)
+	} else {
+		c.metrics.InterToken(now.Sub(ch.last))
+	}
+	ch.last = now
+	out := ch.out
+	ch.out = Output{}
+	if !ch.over {
+		c.do(effect{kind: doEmit, g: g, out: out})
+		return
+	}
+	e := effect{kind: doEmit, fin: ch.fin}
+	if len(ch.fin.Blocks) > 0 {
+		e.kind = doGrant
+	}
+	c.ended(ch, out, e)
+}
+
+// opened takes note of the first token of ch: the prompt's counts stand, and
+// the other choices can start on its blocks.
+func (c *core) opened(ch *choice, now time.Time) {
+	g := ch.g
+	if ch.index != 0 {
+		return
+	}
+	g.first = now
+	counts := ch.fin.Counts
+	if !ch.over {
+		counts, _ = c.sched.Counts(ch.id)
+	}
+	g.counts(counts)
+	c.metrics.FirstToken(now.Sub(g.submitted))
+	c.metrics.Admitted(g.usage)
+	ch.out.PromptLogprobs, g.prompt = g.prompt, nil
+	g.forked = true
+	for i := 1; i < g.req.N; i++ {
+		if err := c.add(g, i); err != nil {
+			// The same prompt was accepted as choice 0.
+			panic(fmt.Sprintf("engine: choice %d of %s: %v", i, g.id, err))
+		}
+	}
+}
+
+func (g *group) counts(n sched.Counts) {
+	g.usage.LocalHit, g.usage.Loaded = n.Local, n.Loaded
+	g.usage.Recomputed, g.usage.Computed = n.Recomputed, n.Computed
+}
+
+// ended sends the last output of ch by effect e, and ends the group with its
+// last choice.
+func (c *core) ended(ch *choice, out Output, e effect) {
+	g := ch.g
+	ch.over = true
+	g.left--
+	g.finish = out.Finish
+	out.Usage = g.usage
+	e.g, e.out, e.last = g, out, g.left == 0
+	c.do(e)
+	if g.left == 0 {
+		c.close(g, nil)
+	}
+}
+
+// close takes g out of the core.
+func (c *core) close(g *group, err error) {
+	g.over = true
+	c.untrack(g)
+	delete(c.groups, g)
+	c.do(effect{kind: doDone, g: g, err: err})
+}
+
+// fail ends g with err, in whatever state its choices are.
+func (c *core) fail(g *group, err error, now time.Time) {
+	if g.over {
+		return
+	}
+	c.withdraw(g)
+	g.finish = FinishError
+	c.do(effect{kind: doEmit, g: g, last: true, out: Output{Finish: FinishError, Usage: g.usage, Err: err}})
+	c.close(g, err)
+}
+
+// abort ends g because its reader gave up, or because the engine stops.
+func (c *core) abort(g *group, err error) {
+	if g.over {
+		return
+	}
+	c.withdraw(g)
+	g.finish = FinishAbort
+	c.do(effect{kind: doEmit, g: g, last: true, out: Output{Finish: FinishAbort, Usage: g.usage, Err: err}})
+	c.close(g, err)
+}
+
+// kill ends g with err and leaves the scheduler alone, whose state may be
+// broken. Loads are cancelled, since they write to memory.
+func (c *core) kill(g *group, err error) {
+	for _, ch := range g.choices {
+		if c.loads[ch.id] != nil {
+			c.do(effect{kind: doCancel, g: g, id: ch.id})
+		}
+	}
+	g.finish = FinishError
+	c.do(effect{kind: doEmit, g: g, last: true, out: Output{Finish: FinishError, Usage: g.usage, Err: err}})
+	c.close(g, err)
+}
+
+// withdraw takes the choices of g out of the scheduler.
+func (c *core) withdraw(g *group) {
+	for _, ch := range g.choices {
+		if !ch.over {
+			ch.over = true
+			c.drop(ch)
+		}
+	}
+}
+
+func (c *core) drop(ch *choice) sched.Counts {
+	a := c.sched.Abort(ch.id)
+	if a.Loading {
+		c.do(effect{kind: doCancel, g: ch.g, id: ch.id})
+	}
+	if a.Unread {
+		c.giveBack(ch.g)
+	}
+	return a.Counts
+}
+
+// stop ends choice i of g with reason "stop".
+func (c *core) stop(g *group, i int) {
+	if g.over || i < 0 || i >= len(g.choices) || g.choices[i].over || !g.forked {
+		return
+	}
+	ch := g.choices[i]
+	c.drop(ch)
+	c.ended(ch, Output{Choice: i, Finish: FinishStop}, effect{kind: doEmit})
+}
+
+// loaded takes the report of a load. It returns how many tokens of a request
+// that goes on are computed here instead, or 0.
+func (c *core) loaded(rep connector.LoadReport, now time.Time) (missing int) {
+	g := c.loads[rep.ID]
+	if g == nil {
+		return 0
+	}
+	delete(c.loads, rep.ID)
+	res := c.sched.LoadDone(rep.ID, sched.LoadReport{Invalid: rep.Invalid, Fail: c.policy == PolicyFail})
+	c.untrack(g)
+	switch {
+	case !res.Found || res.Finished && res.Why == sched.Aborted || res.Missing == 0:
+		return 0
+	case rep.Err != nil:
+		c.metrics.LoadFailed(string(rep.Err.Class))
+	default:
+		c.metrics.LoadFailed("unknown")
+	}
+	if !res.Finished {
+		return res.Missing
+	}
+	g.choices[0].over = true
+	g.counts(res.Counts)
+	err := error(rep.Err)
+	if rep.Err == nil {
+		err = fmt.Errorf("engine: loading KV of %s: %d tokens are missing", rep.ID, res.Missing)
+	}
+	c.fail(g, err, now)
+	return 0
+}

@@ -1,0 +1,62 @@
+package engine
+
+import (
+	"time"
+
+	"tandem/internal/sched"
+)
+
+// snapshotEvery bounds the age of the sums in a Status while the engine works.
+const snapshotEvery = 100 * time.Millisecond
+
+// A Status is a snapshot of an engine.
+type Status struct {
+	at time.Time
+
+	Live     int // choices that were submitted and have not ended
+	Draining bool
+	Dead     string // why the engine ended with an error, or ""
+
+	// Stats are the scheduler's: requests, blocks, totals.
+	Stats sched.Stats
+
+	MaxSeqs, MaxLen int
+	BlockTokens     int
+
+	// Stalled is the time since the last step while requests are there to be
+	// computed; 0 when nothing waits for the engine.
+	Stalled time.Duration
+}
+
+// Status returns the latest snapshot. It never waits for the loop.
+func (e *Engine) Status() Status {
+	s := *e.status.Load()
+	e.mu.Lock()
+	s.Draining = e.draining
+	if e.err != nil {
+		s.Dead = e.err.Error()
+	}
+	e.mu.Unlock()
+	s.Live = int(e.live.Load())
+	if s.Stats.Running > 0 {
+		s.Stalled = max(0, time.Since(time.Unix(0, e.progress.Load())))
+	}
+	return s
+}
+
+// publish stores a snapshot when the numbers of requests or blocks changed, and
+// the sums at most every snapshotEvery besides.
+func (e *Engine) publish(now time.Time) {
+	st := e.core.sched.Stats()
+	if old := e.status.Load(); old != nil && now.Sub(old.at) < snapshotEvery {
+		a, b := old.Stats, st
+		a.Totals, b.Totals = sched.Totals{}, sched.Totals{}
+		if a == b {
+			return
+		}
+	}
+	e.status.Store(&Status{
+		at: now, Stats: st, MaxSeqs: e.cfg.MaxSeqs, MaxLen: e.limit,
+		BlockTokens: e.model.Arenas()[0].Layout().BlockTokens(),
+	})
+}
