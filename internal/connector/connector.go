@@ -225,6 +225,12 @@ func (c *Connector) finish(l *load, r *loadResult) {
 	delete(c.loads, l.spec.ID)
 	c.mu.Unlock()
 	c.Untrack(h)
+	c.deliver(rep)
+}
+
+// deliver hands a report to the engine. Once Run is ending nobody may be there to
+// take it.
+func (c *Connector) deliver(rep LoadReport) {
 	select {
 	case c.reports <- rep:
 	case <-c.closed:

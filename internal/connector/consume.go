@@ -37,10 +37,29 @@ type LoadReport struct {
 	Path     string // transfer path, empty when nothing was read
 }
 
-// Load starts reading. One LoadReport follows on Reports, whatever happens. The
-// caller has verified the hand-off; Load verifies the MAC again before it uses
-// it. The error says that the load did not start and that no report follows.
-func (c *Connector) Load(s LoadSpec) error {
+// Load starts reading and returns at once. Exactly one LoadReport follows on
+// Reports, also when the load cannot start. The caller has verified the hand-off;
+// Load verifies the MAC again before it uses it.
+func (c *Connector) Load(s LoadSpec) {
+	err := c.start(s)
+	if err == nil {
+		return
+	}
+	rep := LoadReport{ID: s.ID, From: s.FromTile, To: s.ToTile}
+	for i := s.FromTile; i < s.ToTile; i++ {
+		rep.Invalid = append(rep.Invalid, i)
+	}
+	rep.Err = &LoadError{Peer: s.Handoff.EngineID, Class: ClassSetup, Tiles: rep.Invalid, Err: err}
+	c.cfg.Metrics.failed(ClassSetup)
+	c.log().Error("KV transfer failure", "failure_type", string(ClassSetup), "request_id", string(s.ID),
+		"remote_engine_id", string(s.Handoff.EngineID), "lease", s.Handoff.Lease.String(), "error", err)
+	if !c.spawn(func(context.Context) { c.deliver(rep) }) {
+		c.deliver(rep)
+	}
+}
+
+// start begins a load whose report will follow, or says why there is none.
+func (c *Connector) start(s LoadSpec) error {
 	switch {
 	case !c.cfg.Role.Consumes():
 		return ErrRole

@@ -50,8 +50,10 @@ func (c *Connector) Freed() <-chan []kv.BlockID { return c.leases.freed }
 
 // Revoke ends an unclaimed lease of this engine: its request was aborted, or its
 // answer could not be delivered. A claimed one ends with its claim.
-func (c *Connector) Revoke(id LeaseID) {
-	_, _ = c.leases.handle(context.Background(), revokeEvent{ID: id})
+func (c *Connector) Revoke(h *Handoff) {
+	if h != nil && h.Incarnation == c.incarnation {
+		_, _ = c.leases.handle(context.Background(), revokeEvent{ID: h.Lease})
+	}
 }
 
 // ReleaseByHandoff revokes the lease of a hand-off that this engine made, for a
