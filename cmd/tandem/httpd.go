@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"time"
+)
+
+// newLogger returns the process's logger: text lines on standard error.
+func newLogger(w io.Writer, level string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, fmt.Errorf("--log-level %q: want debug, info, warn or error", level)
+	}
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: l})), nil
+}
+
+// An announcement is what a child of `tandem up` tells it: where it listens.
+type announcement struct {
+	URL string `json:"url"`
+}
+
+// listen binds the HTTP address.
+func listen(ctx context.Context, host string, port int) (net.Listener, error) {
+	var lc net.ListenConfig
+	ln, err := lc.Listen(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	if err != nil {
+		return nil, fmt.Errorf("listening for HTTP: %w; choose another --port, 0 for a free one", err)
+	}
+	return ln, nil
+}
+
+// url returns the URL under which a listener is reached on this host.
+func listenerURL(ln net.Listener) string {
+	addr, ok := ln.Addr().(*net.TCPAddr)
+	if !ok {
+		return "http://" + ln.Addr().String()
+	}
+	host := addr.IP.String()
+	if addr.IP.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return "http://" + net.JoinHostPort(host, strconv.Itoa(addr.Port))
+}
+
+// announce writes where a child listens to the descriptor that its parent gave.
+func announce(fd int, ln net.Listener) error {
+	if fd == 0 {
+		return nil
+	}
+	f := os.NewFile(uintptr(fd), "announce")
+	err := json.NewEncoder(f).Encode(announcement{URL: listenerURL(ln)})
+	return errors.Join(err, f.Close())
+}
+
+// serveHTTP serves h on ln until ctx ends. Then drain, which may be nil, is
+// given as long as grace to finish what runs, after which connections are
+// closed.
+func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger, grace time.Duration, drain func(context.Context)) error {
+	srv := &http.Server{
+		Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(ln) }()
+	select {
+	case err := <-done:
+		return fmt.Errorf("serving HTTP: %w", err)
+	case <-ctx.Done():
+	}
+	bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	defer cancel()
+	if drain != nil {
+		drain(bound)
+	}
+	err := srv.Shutdown(bound)
+	if err != nil {
+		err = srv.Close()
+	}
+	<-done
+	return err
+}

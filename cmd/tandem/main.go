@@ -1,0 +1,73 @@
+// Command tandem serves large language models with prefill and decode in
+// separate engines: it is the engine, the router in front of the engines, and
+// the tools around them.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// version is set by the linker.
+var version = "unknown"
+
+func main() {
+	ctx, stop := signals()
+	defer stop()
+	root := &cobra.Command{
+		Use:           "tandem",
+		Short:         "Serve language models with prefill and decode in separate engines",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Version:       version,
+	}
+	root.AddCommand(upCommand(), serveCommand(), routeCommand(), statusCommand(), modelCommand(), versionCommand())
+	if err := root.ExecuteContext(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		fmt.Fprintln(os.Stderr, "tandem:", err)
+		os.Exit(1)
+	}
+}
+
+// signals returns a context that ends with the first SIGINT or SIGTERM. The
+// second one ends the process at once: whoever sends it does not want to wait.
+func signals() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ch := make(chan os.Signal, 2)
+	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		<-ch
+		cancel()
+		<-ch
+		os.Exit(130)
+	}()
+	return ctx, cancel
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "tandem", version)
+			return err
+		},
+	}
+}
+
+// supervise ends the returned context when standard input does: `tandem up`
+// holds the other end, so that no child outlives it however it ends.
+func supervise(ctx context.Context, in io.Reader) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		// The error says no more than the end of the stream does.
+		_, _ = io.Copy(io.Discard, in)
+		cancel()
+	}()
+	return ctx, cancel
+}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"tandem/internal/backend"
+	"tandem/internal/router"
+	"tandem/internal/telemetry"
+)
+
+func routeCommand() *cobra.Command {
+	var (
+		cfg        router.Config
+		host       string
+		port       int
+		level      string
+		grace      time.Duration
+		announceFD int
+		supervised bool
+	)
+	cfg.Backend = backend.DefaultLimits()
+	cmd := &cobra.Command{
+		Use:   "route --prefill URL --decode URL",
+		Short: "Run the router in front of prefill and decode engines, Tandem's or vLLM's",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx := cmd.Context()
+			if supervised {
+				var cancel func()
+				ctx, cancel = supervise(ctx, cmd.InOrStdin())
+				defer cancel()
+			}
+			log, err := newLogger(cmd.ErrOrStderr(), level)
+			if err != nil {
+				return err
+			}
+			cfg.Log, cfg.Version = log, version
+			cfg.Metrics, cfg.MetricsHandler = telemetry.Router(version)
+			r, err := router.New(cfg)
+			if err != nil {
+				return err
+			}
+			ln, err := listen(ctx, host, port)
+			if err != nil {
+				return err
+			}
+			if err := announce(announceFD, ln); err != nil {
+				return err
+			}
+			log.Info("router started", "url", listenerURL(ln), "prefill", cfg.Prefill, "decode", cfg.Decode)
+			g, ctx := errgroup.WithContext(ctx)
+			g.Go(func() error { return r.Run(ctx) })
+			g.Go(func() error { return serveHTTP(ctx, ln, r.Handler(), log, grace, nil) })
+			return g.Wait()
+		},
+	}
+	f := cmd.Flags()
+	f.StringArrayVar(&cfg.Prefill, "prefill", nil, "URL of a prefill engine; may be given several times")
+	f.StringArrayVar(&cfg.Decode, "decode", nil, "URL of a decode engine; may be given several times")
+	f.StringVar(&host, "host", "127.0.0.1", "address to listen on")
+	f.IntVar(&port, "port", 8000, "port to listen on, 0 for a free one")
+	f.IntVar(&cfg.Retries, "retries", 1, "tries on another engine before the first byte of an answer")
+	f.DurationVar(&cfg.Backend.Connect, "connect-timeout", cfg.Backend.Connect, "longest time to reach an engine")
+	f.DurationVar(&cfg.Backend.Header, "leg-timeout", cfg.Backend.Header, "longest time from a request to an engine's status line")
+	f.DurationVar(&cfg.WriteTimeout, "write-timeout", 30*time.Second, "longest time that one write to a client may take")
+	f.DurationVar(&grace, "drain-timeout", 30*time.Second, "longest time to finish running requests after SIGTERM")
+	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
+	f.IntVar(&announceFD, "announce-fd", 0, "descriptor to write the URL to")
+	f.BoolVar(&supervised, "supervised", false, "end with standard input")
+	hide(cmd, "announce-fd", "supervised")
+	return cmd
+}
+
+// hide keeps flags that only `tandem up` gives out of the help.
+func hide(cmd *cobra.Command, names ...string) {
+	for _, n := range names {
+		if err := cmd.Flags().MarkHidden(n); err != nil {
+			panic(err) // a name that is not defined
+		}
+	}
+}

@@ -1,0 +1,309 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// upOptions are the flags of `tandem up`.
+type upOptions struct {
+	prefill, decode int
+	host            string
+	port            int
+	threads         int
+	sim             bool
+	level           string
+	grace           time.Duration
+	engine          []string // flags passed on to both kinds of engine
+	prefillArgs     []string
+	decodeArgs      []string
+}
+
+func upCommand() *cobra.Command {
+	var o upOptions
+	cmd := &cobra.Command{
+		Use:   "up [MODEL]",
+		Short: "Start prefill engines, decode engines and a router on this machine",
+		Long: "Start prefill engines, decode engines and a router as processes on this machine, with free ports\n" +
+			"and a cluster token made for the occasion. Without MODEL the default model is used, and fetched when it is missing.",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return up(cmd.Context(), o, args, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.prefill, "prefill", 1, "number of prefill engines")
+	f.IntVar(&o.decode, "decode", 1, "number of decode engines")
+	f.StringVar(&o.host, "host", "127.0.0.1", "address of the router")
+	f.IntVar(&o.port, "port", 8000, "port of the router, 0 for a free one")
+	f.IntVar(&o.threads, "threads", 0, "threads of each engine; 0 shares the cores among them")
+	f.BoolVar(&o.sim, "sim", false, "no model: synthetic tokens that depend on every KV byte")
+	f.StringVar(&o.level, "log-level", "info", "debug, info, warn or error")
+	f.DurationVar(&o.grace, "drain-timeout", 15*time.Second, "longest time for each process to finish after Ctrl-C")
+	f.StringArrayVar(&o.engine, "engine-arg", nil, "an argument for every engine, as of `tandem serve`; may be given several times")
+	f.StringArrayVar(&o.prefillArgs, "prefill-arg", nil, "an argument for the prefill engines")
+	f.StringArrayVar(&o.decodeArgs, "decode-arg", nil, "an argument for the decode engines")
+	return cmd
+}
+
+// A cluster is the processes of one `tandem up`.
+type cluster struct {
+	opt     upOptions
+	out     *prefixer
+	dir     string // token and sockets; removed at the end
+	engines []*child
+	router  *child
+}
+
+func up(ctx context.Context, o upOptions, args []string, stdout, stderr io.Writer) error {
+	if o.prefill < 1 || o.decode < 1 {
+		return errors.New("up: want at least one prefill and one decode engine")
+	}
+	var model []string
+	if !o.sim {
+		path, err := findModel(ctx, args, stderr)
+		if err != nil {
+			return err
+		}
+		model = []string{path}
+	}
+	dir, err := os.MkdirTemp("", "tandem-up-")
+	if err != nil {
+		return fmt.Errorf("up: making a folder: %w", err)
+	}
+	defer os.RemoveAll(dir) //nolint:errcheck // a temporary folder
+	c := &cluster{opt: o, out: &prefixer{w: stderr}, dir: dir}
+	defer c.end()
+	if err := c.start(ctx, model); err != nil {
+		return err
+	}
+	if err := c.ready(ctx); err != nil {
+		return err
+	}
+	c.greet(ctx, stdout)
+	return c.wait(ctx)
+}
+
+// start runs the processes: the engines side by side, then the router.
+func (c *cluster) start(ctx context.Context, model []string) error {
+	var secret [32]byte
+	_, _ = rand.Read(secret[:]) // never fails
+	token := filepath.Join(c.dir, "token")
+	if err := os.WriteFile(token, []byte(hex.EncodeToString(secret[:])+"\n"), 0o600); err != nil {
+		return fmt.Errorf("up: writing the cluster token: %w", err)
+	}
+	threads := c.opt.threads
+	if threads == 0 {
+		threads = max(1, runtime.NumCPU()/(c.opt.prefill+c.opt.decode))
+	}
+	n := c.opt.prefill + c.opt.decode
+	c.engines = make([]*child, n)
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range n {
+		name, role, extra := fmt.Sprintf("P%d", i+1), "kv_producer", c.opt.prefillArgs
+		if i >= c.opt.prefill {
+			name, role, extra = fmt.Sprintf("D%d", i-c.opt.prefill+1), "kv_consumer", c.opt.decodeArgs
+		}
+		args := append([]string{"serve"}, model...)
+		if c.opt.sim {
+			args = append(args, "--sim")
+		}
+		transfer, err := json.Marshal(map[string]any{"kv_connector": "TandemConnector", "kv_role": role, "kv_load_failure_policy": "recompute", "engine_id": name})
+		if err != nil {
+			return err
+		}
+		args = append(args, "--host", "127.0.0.1", "--port", "0", "--threads", strconv.Itoa(threads), "--log-level", c.opt.level,
+			"--kv-transfer-config", string(transfer), "--peer-listen", "127.0.0.1:0", "--peer-socket-dir", c.dir,
+			"--cluster-token-file", token, "--drain-timeout", c.opt.grace.String())
+		args = append(append(args, c.opt.engine...), extra...)
+		wg.Go(func() { c.engines[i], errs[i] = start(ctx, c.out, name, args...) })
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	args := []string{"route", "--host", c.opt.host, "--port", strconv.Itoa(c.opt.port), "--log-level", c.opt.level, "--drain-timeout", c.opt.grace.String()}
+	for i, e := range c.engines {
+		flag := "--prefill"
+		if i >= c.opt.prefill {
+			flag = "--decode"
+		}
+		args = append(args, flag, e.url)
+	}
+	var err error
+	c.router, err = start(ctx, c.out, "router", args...)
+	return err
+}
+
+// all returns the processes that were started.
+func (c *cluster) all() []*child {
+	var out []*child
+	for _, e := range append(append([]*child{}, c.router), c.engines...) {
+		if e != nil {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// ready returns when every engine and the router can serve.
+func (c *cluster) ready(ctx context.Context) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	waiting := append(append([]*child{}, c.engines...), c.router)
+	for len(waiting) > 0 {
+		e := waiting[0]
+		if status, _, err := get(ctx, e.url+"/health/ready"); err == nil && status == http.StatusOK {
+			waiting = waiting[1:]
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-e.done:
+			return fmt.Errorf("up: %s ended before it was ready: %w; its log is above", e.name, exitError(e))
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+func exitError(c *child) error {
+	if c.err != nil {
+		return c.err
+	}
+	return errors.New("exit status 0")
+}
+
+// greet runs one prompt through every pair that the router will use first, so
+// that the engines meet, and prints how to go on.
+func (c *cluster) greet(ctx context.Context, w io.Writer) {
+	name := "sim"
+	if status, body, err := get(ctx, c.router.url+"/v1/models"); err == nil && status == http.StatusOK {
+		var models struct{ Data []struct{ ID string } }
+		if json.Unmarshal(body, &models) == nil && len(models.Data) > 0 {
+			name = models.Data[0].ID
+		}
+	}
+	for range max(c.opt.prefill, c.opt.decode) {
+		body := fmt.Sprintf(`{"model":%q,"prompt":"The engines meet over this prompt.","max_tokens":1}`, name)
+		if err := post(ctx, c.router.url+"/v1/completions", body); err != nil {
+			c.out.line("up", "the first prompt did not get its answer: "+err.Error())
+		}
+	}
+	fmt.Fprintf(w, "\nTandem is ready: %s (%d prefill, %d decode)\n", c.router.url, c.opt.prefill, c.opt.decode)
+	if c.opt.sim {
+		fmt.Fprintln(w, "It runs --sim: there is no model; tokens are synthetic, KV bytes and transfers are real.")
+	}
+	for _, e := range c.engines[c.opt.prefill:] {
+		for _, line := range peerPaths(ctx, e) {
+			fmt.Fprintln(w, line)
+		}
+	}
+	chat := fmt.Sprintf(`{"model":%q,"stream":true,"max_tokens":80,"messages":[{"role":"user","content":"What is the capital of France?"}]}`, name)
+	fmt.Fprintf(w, "\nTry it:\n\n  curl -N %s/v1/chat/completions -H 'Content-Type: application/json' -d '%s'\n\n", c.router.url, chat)
+	fmt.Fprintf(w, "Look at it:  tandem status --url %s\nStop it:     Ctrl-C\n\n", c.router.url)
+}
+
+// peerPaths says how a decode engine reads from the peers it has met.
+func peerPaths(ctx context.Context, e *child) []string {
+	status, body, err := get(ctx, e.url+"/server_info")
+	if err != nil || status != http.StatusOK {
+		return nil
+	}
+	var info engineInfo
+	if json.Unmarshal(body, &info) != nil {
+		return nil
+	}
+	var out []string
+	for _, p := range info.Tandem.Peers {
+		out = append(out, fmt.Sprintf("%s reads KV from %s by %s (%s)", e.name, p.EngineID, p.Path, p.Reason))
+	}
+	return out
+}
+
+// wait returns when ctx ends, or when a process ended without being told to.
+func (c *cluster) wait(ctx context.Context) error {
+	type ended struct{ c *child }
+	gone := make(chan ended, len(c.all()))
+	for _, e := range c.all() {
+		go func() {
+			<-e.done
+			gone <- ended{e}
+		}()
+	}
+	select {
+	case <-ctx.Done():
+		c.out.line("up", "stopping")
+		return nil
+	case g := <-gone:
+		return fmt.Errorf("up: %s ended: %w; stopping the others", g.c.name, exitError(g.c))
+	}
+}
+
+// end stops what runs: the router first, so that no request meets an engine
+// that is going.
+func (c *cluster) end() {
+	if c.router != nil {
+		c.router.end(c.opt.grace + 2*time.Second)
+	}
+	var wg sync.WaitGroup
+	for _, e := range c.engines {
+		if e != nil {
+			wg.Go(func() { e.end(c.opt.grace + 2*time.Second) })
+		}
+	}
+	wg.Wait()
+}
+
+func get(ctx context.Context, url string) (status int, body []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, nil, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Body.Close() //nolint:errcheck // read to its end
+	body, err = io.ReadAll(io.LimitReader(resp.Body, 8<<20))
+	return resp.StatusCode, body, err
+}
+
+func post(ctx context.Context, url, body string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader([]byte(body)))
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close() //nolint:errcheck // read to its end
+	out, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("status %d: %s", resp.StatusCode, out)
+	}
+	return err
+}
