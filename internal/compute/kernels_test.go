@@ -20,9 +20,31 @@ func TestFMAIsExact(t *testing.T) {
 		if got, want := fma32(a, b, c), exactFMA(a, b, c); !sameBits(got, want) {
 			t.Fatalf("%v * %v + %v = %v, want %v", a, b, c, got, want)
 		}
+		row, rows := []float32{c}, []float32{c}
+		fmaRow(row, []float32{a}, b)
+		fmaRows(rows, []float32{a}, []float32{b})
+		if want := fma32(a, b, c); !sameBits(row[0], want) || !sameBits(rows[0], want) {
+			t.Fatalf("%v * %v + %v = %v and %v in rows, want %v", a, b, c, row[0], rows[0], want)
+		}
 	}
 	// The sum lies beside a float32 midpoint, where the float64 one is on it.
 	check(float32(1+1.0/(1<<23)), float32(1-1.0/(1<<23))/(1<<24), float32(1+1.0/(1<<23)))
+	// The same for any exponent, subnormal results too: c has an odd last bit
+	// and a*b is just below or just above half of it.
+	for e := -149; e < 127; e++ {
+		unit := math.Ldexp(1, max(e-23, -149))
+		c := float32(math.Ldexp(1+r.Float64(), e))
+		if math.Mod(float64(c)/unit, 2) == 0 {
+			c += float32(unit)
+		}
+		for _, h := range []float32{1 - 0x1p-23, 1 + 0x1p-23} {
+			_, x := math.Frexp(unit)
+			a, b := float32(math.Ldexp(1+0x1p-23, (x-2)/2)), h*float32(math.Ldexp(1, x-2-(x-2)/2))
+			check(a, b, c)
+			check(-a, b, c)
+			check(a, b, -c)
+		}
+	}
 	for range 200000 {
 		x := r.odd(3)
 		check(x[0], x[1], x[2])
