@@ -202,7 +202,7 @@ func decode(raw []byte, field string) (any, error) {
 	dec.UseNumber()
 	v, err := decodeValue(dec, 0)
 	if err == nil {
-		if _, end := dec.Token(); end != io.EOF {
+		if _, end := dec.Token(); !errors.Is(end, io.EOF) {
 			err = errors.New("more than one JSON value")
 		}
 	}
@@ -234,8 +234,7 @@ func decodeValue(dec *json.Decoder, depth int) (any, error) {
 				}
 				l.items = append(l.items, v)
 			}
-			_, err = dec.Token()
-			return l, err
+			return l, closed(dec)
 		}
 		d := &dict{}
 		for dec.More() {
@@ -249,8 +248,7 @@ func decodeValue(dec *json.Decoder, depth int) (any, error) {
 			}
 			d.set(foreign(k.(string)), v)
 		}
-		_, err = dec.Token()
-		return d, err
+		return d, closed(dec)
 	case json.Number:
 		return jsonNumber(tok)
 	case string:
@@ -259,6 +257,14 @@ func decodeValue(dec *json.Decoder, depth int) (any, error) {
 		return tok, nil
 	}
 	return nil, nil
+}
+
+// closed reads the end of an array or object.
+func closed(dec *json.Decoder) error {
+	if _, err := dec.Token(); err != nil {
+		return errors.New("is not valid JSON")
+	}
+	return nil
 }
 
 func jsonNumber(n json.Number) (any, error) {

@@ -182,7 +182,7 @@ func (p *parser) test(x expr) (expr, error) {
 	if name.kind != tokName && name.kind != tokOp || !isTest(t.name) {
 		return nil, p.errorAt(name.line, "test %v is not supported", name)
 	}
-	if t.name == "string" {
+	if t.name == "string" && isContent(x) {
 		p.uses.testsString = true
 	}
 	var err error

@@ -64,6 +64,14 @@ func pairs(d *dict) *list {
 	return out
 }
 
+// lenient is itemsOf for the filters to which None is an empty sequence.
+func lenient(m *machine, v any) ([]any, error) {
+	if v == nil {
+		return nil, nil
+	}
+	return itemsOf(m, v)
+}
+
 // itemsOf is iterate for filters.
 func itemsOf(m *machine, v any) ([]any, error) {
 	items, ok := m.iterate(m.line, v)
@@ -184,7 +192,7 @@ func joinFilter(m *machine, v any, a args) (any, error) {
 }
 
 func mapFilter(m *machine, v any, a args) (any, error) {
-	items, err := itemsOf(m, v)
+	items, err := lenient(m, v)
 	if err != nil {
 		return nil, err
 	}
@@ -221,7 +229,7 @@ func mapFilter(m *machine, v any, a args) (any, error) {
 
 // choose serves select, reject and their forms for attributes.
 func choose(m *machine, v any, a args, byAttr, reject bool) (any, error) {
-	items, err := itemsOf(m, v)
+	items, err := lenient(m, v)
 	if err != nil {
 		return nil, err
 	}

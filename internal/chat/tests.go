@@ -60,7 +60,8 @@ func (m *machine) test(line int, name string, v any, pos []any) bool {
 		case nil, bool, *list, *dict, *namespace:
 			return v == pos[0]
 		}
-		return equal(v, pos[0], 0)
+		_, isBool := pos[0].(bool)
+		return !isBool && equal(v, pos[0], 0)
 	case "filter", "test":
 		t, ok := v.(text)
 		return ok && (name == "filter" && isFilter(t.s) || name == "test" && isTest(t.s))

@@ -71,13 +71,17 @@ func newBPE(tokens, merges []string) (*bpe, error) {
 // A work holds the memory of one encoding, so that its words share it.
 //
 // A word is a doubly linked list of symbols. Each knows the rank of its merge
-// with its successor; the heap orders these by rank, then place. A heap entry
-// is stale when its symbol's rank is another by the time it comes up, so a
-// word of n bytes takes O(n log n) whatever it holds.
+// with its successor. Short words are searched for the best merge; long ones
+// keep their merges in a queue, where an entry is stale when its symbol's rank
+// is another by the time it comes up. So a word of n bytes takes O(n log n) at
+// most, and O(n) when it is one thing over and over.
 type work struct {
 	sym, next, prev, rank []int32
-	heap                  []uint64
+	queue                 queue
 }
+
+// shortWord is the length up to which searching beats the queue.
+const shortWord = 48
 
 // appendWord appends the tokens of one word to out.
 func (b *bpe) appendWord(out []int32, word string, w *work) []int32 {
@@ -90,29 +94,10 @@ func (b *bpe) appendWord(out []int32, word string, w *work) []int32 {
 		w.sym[i] = b.bytes[word[i]]
 		w.next[i], w.prev[i] = int32(i+1), int32(i-1)
 	}
-	for i := range n {
-		b.rate(w, int32(i), n)
-	}
-	w.heapify()
-	for len(w.heap) > 0 {
-		top := w.pop()
-		i, rank := int32(uint32(top)), int32(top>>32)
-		if w.rank[i] != rank {
-			continue
-		}
-		j := w.next[i]
-		w.sym[i] = b.result[rank]
-		w.next[i] = w.next[j]
-		w.rank[j] = noRank
-		if k := w.next[j]; int(k) < n {
-			w.prev[k] = i
-		}
-		if b.rate(w, i, n) {
-			w.up()
-		}
-		if h := w.prev[i]; h >= 0 && b.rate(w, h, n) {
-			w.up()
-		}
+	if n <= shortWord {
+		b.mergeShort(w, n)
+	} else {
+		b.mergeLong(w, n)
 	}
 	for i := int32(0); int(i) < n; i = w.next[i] {
 		out = b.appendSymbol(out, w.sym[i])
@@ -120,21 +105,78 @@ func (b *bpe) appendWord(out []int32, word string, w *work) []int32 {
 	return out
 }
 
-// rate sets the rank of symbol i with its successor and, when they merge,
-// appends it to the heap.
-func (b *bpe) rate(w *work, i int32, n int) bool {
-	w.rank[i] = noRank
+// mergeShort searches the word for its best merge until there is none.
+func (b *bpe) mergeShort(w *work, n int) {
+	for i := range n {
+		b.rate(w, int32(i), n)
+	}
+	for {
+		best, at := noRank, int32(0)
+		for i := int32(0); int(i) < n; i = w.next[i] {
+			if r := w.rank[i]; r != noRank && (best == noRank || r < best) {
+				best, at = r, i
+			}
+		}
+		if best == noRank {
+			return
+		}
+		b.merge(w, at, n)
+	}
+}
+
+// mergeLong takes the merges from the queue.
+func (b *bpe) mergeLong(w *work, n int) {
+	w.queue.reset(len(b.result))
+	for i := range n {
+		if r := b.rate(w, int32(i), n); r != noRank {
+			w.queue.push(r, int32(i))
+		}
+	}
+	for {
+		rank, i, ok := w.queue.pop()
+		if !ok {
+			return
+		}
+		if w.rank[i] != rank {
+			continue
+		}
+		h := b.merge(w, i, n)
+		if r := w.rank[i]; r != noRank {
+			w.queue.push(r, i)
+		}
+		if h >= 0 && w.rank[h] != noRank {
+			w.queue.push(w.rank[h], h)
+		}
+	}
+}
+
+// merge joins symbol i with its successor, rates the pairs that come to be, and
+// returns the symbol before i.
+func (b *bpe) merge(w *work, i int32, n int) int32 {
 	j := w.next[i]
-	if int(j) >= n {
-		return false
+	w.sym[i] = b.result[w.rank[i]]
+	w.next[i] = w.next[j]
+	w.rank[j] = noRank
+	if k := w.next[j]; int(k) < n {
+		w.prev[k] = i
 	}
-	rank, ok := b.pairs[pair(w.sym[i], w.sym[j])]
-	if !ok {
-		return false
+	b.rate(w, i, n)
+	h := w.prev[i]
+	if h >= 0 {
+		b.rate(w, h, n)
 	}
-	w.rank[i] = rank
-	w.heap = append(w.heap, uint64(rank)<<32|uint64(i))
-	return true
+	return h
+}
+
+// rate sets and returns the rank of symbol i with its successor.
+func (b *bpe) rate(w *work, i int32, n int) int32 {
+	w.rank[i] = noRank
+	if j := w.next[i]; int(j) < n {
+		if rank, ok := b.pairs[pair(w.sym[i], w.sym[j])]; ok {
+			w.rank[i] = rank
+		}
+	}
+	return w.rank[i]
 }
 
 // appendSymbol appends a symbol's token, or the tokens of its bytes when it is
@@ -160,55 +202,4 @@ func (w *work) reset(n int) {
 		w.sym, w.next, w.prev, w.rank = mem[:m:m], mem[m:2*m:2*m], mem[2*m:3*m:3*m], mem[3*m:]
 	}
 	w.sym, w.next, w.prev, w.rank = w.sym[:n], w.next[:n], w.prev[:n], w.rank[:n]
-	w.heap = w.heap[:0]
-}
-
-// heapify orders the heap after entries were appended in any order.
-func (w *work) heapify() {
-	for i := len(w.heap)/2 - 1; i >= 0; i-- {
-		w.down(i)
-	}
-}
-
-// up restores the order after one entry was appended.
-func (w *work) up() {
-	h := w.heap
-	i := len(h) - 1
-	for i > 0 {
-		p := (i - 1) / 2
-		if h[p] <= h[i] {
-			return
-		}
-		h[p], h[i] = h[i], h[p]
-		i = p
-	}
-}
-
-// pop removes and returns the least entry.
-func (w *work) pop() uint64 {
-	top := w.heap[0]
-	last := len(w.heap) - 1
-	w.heap[0] = w.heap[last]
-	w.heap = w.heap[:last]
-	w.down(0)
-	return top
-}
-
-// down restores the order below entry i.
-func (w *work) down(i int) {
-	h := w.heap
-	for {
-		c := 2*i + 1
-		if c >= len(h) {
-			return
-		}
-		if c+1 < len(h) && h[c+1] < h[c] {
-			c++
-		}
-		if h[i] <= h[c] {
-			return
-		}
-		h[i], h[c] = h[c], h[i]
-		i = c
-	}
 }

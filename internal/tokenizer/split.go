@@ -10,12 +10,13 @@ import (
 // by byte as neither space, letter nor number.
 type splitter func(s string, emit func(word string))
 
-// splitters returns the pre-tokenizer called name.
+// splitters returns the pre-tokenizer called name. Some names are other models'
+// for the same rule.
 func splitters(name string) (splitter, bool) {
 	switch name {
-	case "smollm":
+	case "smollm", "starcoder", "refact", "command-r":
 		return splitSmol, true
-	case "gpt-2":
+	case "gpt-2", "mpt":
 		return splitGPT2, true
 	case "default", "":
 		return splitDefault, true
