@@ -86,14 +86,7 @@ func (e *Engine) finished(g *group, err error, now time.Time) {
 		attrs = append(attrs, slog.Any("err", err))
 	}
 	e.log.Info("request finished", attrs...)
-	if e.live.Add(-int64(g.req.N)) == 0 {
-		e.mu.Lock()
-		for _, c := range e.idle {
-			close(c)
-		}
-		e.idle = nil
-		e.mu.Unlock()
-	}
+	e.leave(g.req.N)
 }
 
 // shut ends every request and waits until no load can write any more.

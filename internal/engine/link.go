@@ -35,3 +35,5 @@ type Connector interface {
 	// ReturnUnread gives back the lease of a hand-off that is not read.
 	ReturnUnread(ctx context.Context, h *connector.Handoff)
 }
+
+var _ Connector = (*connector.Connector)(nil)

@@ -18,9 +18,6 @@ import (
 	"tandem/internal/sched"
 )
 
-// returnTimeout bounds the giving back of a hand-off that is not read.
-const returnTimeout = 5 * time.Second
-
 // eventKind says what a caller wants of the loop.
 type eventKind uint8
 
@@ -48,20 +45,17 @@ type Engine struct {
 	log   *slog.Logger
 
 	// Owned by the loop.
-	core    *core
-	model   Model
-	spare   []event // the inbox's other buffer
-	batch   int     // sequences of the running step
-	stopped error   // what ends requests that are cut by the end of the loop
+	core  *core
+	model Model
+	spare []event // the inbox's other buffer
 
 	wake chan struct{}
 	done chan struct{} // closed when Run has returned
-	wg   sync.WaitGroup
 
-	live     atomic.Int64 // choices that were submitted and have not ended
-	number   atomic.Uint64
-	progress atomic.Int64 // time of the last step or idle moment, ns since the epoch
-	status   atomic.Pointer[Status]
+	live   atomic.Int64 // choices that were submitted and have not ended
+	number atomic.Uint64
+	turn   atomic.Int64 // when the loop's turn began, Unix ns; 0: it rests
+	status atomic.Pointer[Status]
 
 	mu       sync.Mutex
 	inbox    []event
@@ -144,7 +138,7 @@ func (e *Engine) submit(r Request) (*Stream, error) {
 		return nil, err
 	}
 	if e.live.Add(int64(r.N)) > int64(e.cfg.MaxRequests) {
-		e.live.Add(-int64(r.N))
+		e.leave(r.N)
 		return nil, ErrOverloaded
 	}
 	n := e.number.Add(1)
@@ -170,20 +164,29 @@ func (e *Engine) submit(r Request) (*Stream, error) {
 	}
 	e.mu.Unlock()
 	if err != nil {
-		e.live.Add(-int64(r.N))
+		e.leave(r.N)
 		return nil, err
 	}
 	e.ring()
 	return s, nil
 }
 
-// giveBack returns a hand-off unread, beside the caller. Wait for it with e.wg.
+// leave takes n choices off the count and tells Drain of the last.
+func (e *Engine) leave(n int) {
+	if e.live.Add(-int64(n)) > 0 {
+		return
+	}
+	e.mu.Lock()
+	for _, c := range e.idle {
+		close(c)
+	}
+	e.idle = nil
+	e.mu.Unlock()
+}
+
+// giveBack returns a hand-off unread. The connector does it beside the caller.
 func (e *Engine) giveBack(h *connector.Handoff) {
-	e.wg.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), returnTimeout)
-		defer cancel()
-		e.cfg.Connector.ReturnUnread(ctx, h)
-	})
+	e.cfg.Connector.ReturnUnread(context.Background(), h)
 }
 
 // post tells the loop; a stopped loop has no requests left to tell of.
@@ -243,8 +246,8 @@ func (e *Engine) Run(ctx context.Context) (err error) {
 	e.mu.Unlock()
 	defer close(e.done)
 	err = e.loop(ctx)
+	e.turn.Store(0)
 	e.shut(err)
-	e.wg.Wait()
 	return err
 }
 
@@ -259,11 +262,13 @@ func (e *Engine) loop(ctx context.Context) (err error) {
 	reports, freed := e.channels()
 	for ctx.Err() == nil {
 		now := time.Now()
+		e.turn.Store(now.UnixNano())
 		e.events(now, reports, freed)
 		work := e.core.next(now)
 		e.carry(now)
 		e.publish(now)
 		if !work {
+			e.turn.Store(0)
 			e.rest(ctx, reports, freed)
 			continue
 		}
@@ -285,7 +290,6 @@ func (e *Engine) channels() (<-chan connector.LoadReport, <-chan []kv.BlockID) {
 func (e *Engine) step(began time.Time) error {
 	b := &e.core.plan.Batch
 	tokens, seqs := b.Tokens(), len(b.Seqs)
-	e.progress.Store(began.UnixNano())
 	rows, err := e.model.Step(b)
 	if err != nil {
 		return fmt.Errorf("engine: model step of %d tokens: %w", tokens, err)

@@ -23,8 +23,8 @@ type Status struct {
 	MaxSeqs, MaxLen int
 	BlockTokens     int
 
-	// Stalled is the time since the last step while requests are there to be
-	// computed; 0 when nothing waits for the engine.
+	// Stalled is how long the loop's present turn has taken, one step at most; 0
+	// while it rests. A value above the longest step means that the engine hangs.
 	Stalled time.Duration
 }
 
@@ -38,8 +38,8 @@ func (e *Engine) Status() Status {
 	}
 	e.mu.Unlock()
 	s.Live = int(e.live.Load())
-	if s.Stats.Running > 0 {
-		s.Stalled = max(0, time.Since(time.Unix(0, e.progress.Load())))
+	if at := e.turn.Load(); at != 0 {
+		s.Stalled = max(0, time.Since(time.Unix(0, at)))
 	}
 	return s
 }
