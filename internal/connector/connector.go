@@ -14,7 +14,7 @@ import (
 )
 
 // A Connector is one engine's end of every hand-off. All methods are safe for
-// concurrent use; before Run they fail with ErrClosed or wait for it.
+// concurrent use. What is asked before Run waits for it.
 type Connector struct {
 	cfg         Config
 	net         network
@@ -34,7 +34,9 @@ type Connector struct {
 	track   chan trackChange // to the heartbeat loop
 
 	mu      sync.Mutex
-	scope   context.Context // of loads: set by Run, for its time only
+	scope   context.Context // of loads and returns; ended is set before it ends
+	end     context.CancelFunc
+	ended   bool
 	loads   map[kv.RequestID]context.CancelFunc
 	tracked int
 }
@@ -65,6 +67,7 @@ func newConnector(cfg Config, inc Incarnation, n network) *Connector {
 		reports: make(chan LoadReport, 256), closed: make(chan struct{}), track: make(chan trackChange),
 		loads: map[kv.RequestID]context.CancelFunc{},
 	}
+	c.scope, c.end = context.WithCancel(context.Background())
 	c.factors = fingerprint(cfg.Fingerprint, c.layout, c.tp)
 	c.factorSum = factorSum(c.factors)
 	c.peers = newPeerLoop(c.shake, cfg.HandshakeTimeout, cfg.Metrics)
@@ -86,11 +89,6 @@ func newConnector(cfg Config, inc Incarnation, n network) *Connector {
 func (c *Connector) Run(ctx context.Context) error {
 	inner, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	scope, cancel := context.WithCancel(ctx)
-	defer cancel()
-	c.mu.Lock()
-	c.scope = scope
-	c.mu.Unlock()
 
 	var loops sync.WaitGroup
 	table := newLeaseTable(c.incarnation, c.epoch, c.factorSum, leaseLimits{
@@ -108,10 +106,10 @@ func (c *Connector) Run(ctx context.Context) error {
 	case err = <-failed:
 	}
 	c.mu.Lock()
-	c.scope = nil
+	c.ended = true
 	close(c.closed)
 	c.mu.Unlock()
-	cancel()
+	c.end()
 	c.jobs.Wait()
 	stop()
 	loops.Wait()
@@ -125,7 +123,10 @@ func (c *Connector) Run(ctx context.Context) error {
 }
 
 // Close gives back what a Connector that never ran holds.
-func (c *Connector) Close() error { return c.net.Close() }
+func (c *Connector) Close() error {
+	c.end()
+	return c.net.Close()
+}
 
 // Addr returns the address that hand-offs name: the advertised one, or where the
 // peer listener is bound.
@@ -172,11 +173,10 @@ func (h *Handoff) key() peerKey { return peerKey{h.Incarnation, h.Addr} }
 func (c *Connector) spawn(f func(scope context.Context)) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.scope == nil {
+	if c.ended {
 		return false
 	}
-	scope := c.scope
-	c.jobs.Go(func() { f(scope) })
+	c.jobs.Go(func() { f(c.scope) })
 	return true
 }
 

@@ -84,7 +84,7 @@ func (c *Connector) start(s LoadSpec) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.scope == nil {
+	if c.ended {
 		return ErrClosed
 	}
 	if _, ok := c.loads[s.ID]; ok {

@@ -1,0 +1,310 @@
+package connector
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"tandem/internal/kv"
+)
+
+var (
+	testSelf   = Incarnation{1}
+	testCaller = callerID{Incarnation{2}, 7}
+	testLimits = leaseLimits{
+		Lease: 30 * time.Second, Extend: 20 * time.Second, Cap: 300 * time.Second, MaxClaim: 2 * time.Minute,
+	}
+)
+
+func newTestTable() *leaseTable { return newLeaseTable(testSelf, 1, [32]byte{9}, testLimits) }
+
+func grantOf(n byte) grantEvent {
+	return grantEvent{ID: LeaseID{n}, Blocks: []kv.BlockID{kv.BlockID(n)}, Tokens: 40, Digest: Digest{n}, Epoch: 1}
+}
+
+func claimOf(n byte) claimEvent {
+	return claimEvent{claim{
+		Incarnation: testSelf, Lease: LeaseID{n}, Epoch: 1, To: 3, Tokens: 40, Digest: Digest{n},
+		Factors: [32]byte{9}, Want: 10 * time.Second,
+	}, testCaller}
+}
+
+func TestClaimIsJudged(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		edit func(*claimEvent)
+		want verdict
+	}{
+		{"genuine", func(*claimEvent) {}, verdictOK},
+		{"other process", func(c *claimEvent) { c.Incarnation[3]++ }, verdictIncarnation},
+		{"older epoch", func(c *claimEvent) { c.Epoch = 0 }, verdictEpoch},
+		{"newer epoch", func(c *claimEvent) { c.Epoch = 2 }, verdictEpoch},
+		{"other fingerprint", func(c *claimEvent) { c.Factors[0]++ }, verdictFingerprint},
+		{"unknown lease", func(c *claimEvent) { c.Lease[5]++ }, verdictGone},
+		{"other tokens", func(c *claimEvent) { c.Digest[0]++ }, verdictDigest},
+		{"other count", func(c *claimEvent) { c.Tokens-- }, verdictDigest},
+		{"no tiles", func(c *claimEvent) { c.To = 0 }, verdictTiles},
+		{"reversed tiles", func(c *claimEvent) { c.claim.From, c.To = 2, 1 }, verdictTiles},
+		{"tile behind the prompt", func(c *claimEvent) { c.To = 4 }, verdictTiles},
+		{"negative tile", func(c *claimEvent) { c.claim.From = -1 }, verdictTiles},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			table, now := newTestTable(), time.Unix(0, 0)
+			table.Handle(grantOf(1), now)
+			ev := claimOf(1)
+			c.edit(&ev)
+			e := table.Handle(ev, now)
+			if e.Verdict != c.want || (e.Claimed != nil) != (c.want == verdictOK) || len(e.Ended) != 0 {
+				t.Fatalf("%v, want %v", e.Verdict, c.want)
+			}
+		})
+	}
+}
+
+func TestOneClaimAtATime(t *testing.T) {
+	table, now := newTestTable(), time.Unix(0, 0)
+	table.Handle(grantOf(1), now)
+	e := table.Handle(claimOf(1), now)
+	if e.Verdict != verdictOK || e.Limit < 10*time.Second {
+		t.Fatalf("%+v", e)
+	}
+	other := claimOf(1)
+	other.From = callerID{Incarnation{3}, 8}
+	if e := table.Handle(other, now); e.Verdict != verdictBusy {
+		t.Fatal(e.Verdict)
+	}
+	if e := table.Handle(returnEvent{LeaseID{1}, other.From}, now); e.Verdict != verdictBusy || len(e.Ended) != 0 {
+		t.Fatal("a stranger returned a claimed lease")
+	}
+	e = table.Handle(lostEvent{testCaller}, now)
+	if len(e.Ended) != 0 || len(e.Unclaim) != 1 {
+		t.Fatalf("%+v", e)
+	}
+	if e := table.Handle(other, now); e.Verdict != verdictOK {
+		t.Fatal(e.Verdict)
+	}
+}
+
+func TestLeaseOutlastsItsDeadlineWhileClaimed(t *testing.T) {
+	table, now := newTestTable(), time.Unix(0, 0)
+	table.Handle(grantOf(1), now)
+	now = now.Add(29 * time.Second)
+	limit := table.Handle(claimOf(1), now).Limit
+	now = now.Add(limit - 1)
+	if e := table.Handle(tickEvent{}, now); len(e.Ended) != 0 {
+		t.Fatal("ended under a claim")
+	}
+	e := table.Handle(tickEvent{}, now.Add(1))
+	if len(e.Ended) != 1 || e.Ended[0].Why != endExpired || len(e.Unclaim) != 1 {
+		t.Fatalf("%+v", e)
+	}
+	if e := table.Handle(claimOf(1), now); e.Verdict != verdictExpired {
+		t.Fatal(e.Verdict)
+	}
+}
+
+func TestReleaseOfAClaimedLeaseWaitsForTheClaim(t *testing.T) {
+	table, now := newTestTable(), time.Unix(0, 0)
+	table.Handle(grantOf(1), now)
+	table.Handle(claimOf(1), now)
+	if e := table.Handle(revokeEvent{ID: LeaseID{1}}, now); len(e.Ended) != 0 {
+		t.Fatal("ended under a claim")
+	}
+	if e := table.Handle(lostEvent{testCaller}, now); len(e.Ended) != 1 || e.Ended[0].Why != endRevoked {
+		t.Fatalf("%+v", e)
+	}
+}
+
+func TestRenewalIsCappedAndNeverShortens(t *testing.T) {
+	table, start := newTestTable(), time.Unix(0, 0)
+	table.Handle(grantOf(1), start)
+	table.Handle(renewEvent{LeaseID{1}}, start.Add(time.Second)) // 21 s < 30 s
+	if at, _ := table.Next(); !at.Equal(start.Add(30 * time.Second)) {
+		t.Fatal("a renewal shortened the lease")
+	}
+	now := start
+	for range 100 {
+		now = now.Add(5 * time.Second)
+		if e := table.Handle(renewEvent{LeaseID{1}}, now); e.Verdict == verdictExpired {
+			break
+		}
+	}
+	if !now.Equal(start.Add(300 * time.Second)) {
+		t.Fatalf("expired after %v", now.Sub(start))
+	}
+	table.Handle(grantOf(2), now)
+	table.Handle(drainEvent{true}, now)
+	if e := table.Handle(renewEvent{LeaseID{2}}, now.Add(29*time.Second)); e.Verdict != verdictDraining {
+		t.Fatal(e.Verdict)
+	}
+	if e := table.Handle(tickEvent{}, now.Add(30*time.Second)); len(e.Ended) != 1 {
+		t.Fatal("renewed while draining")
+	}
+}
+
+func TestRenewedLeaseHidesNoExpiredOne(t *testing.T) {
+	table, now := newTestTable(), time.Unix(0, 0)
+	for n := range byte(100) {
+		table.Handle(grantOf(n), now.Add(time.Duration(n)*100*time.Millisecond))
+	}
+	ended := map[LeaseID]time.Duration{}
+	for step := range 500 {
+		at := now.Add(time.Duration(step+1) * 100 * time.Millisecond)
+		e := table.Handle(renewEvent{LeaseID{0}}, at)
+		for _, l := range e.Ended {
+			ended[l.ID] = at.Sub(now)
+		}
+	}
+	if _, held := table.byID[LeaseID{0}]; !held || len(ended) != 99 {
+		t.Fatalf("first held: %v, others ended: %d", held, len(ended))
+	}
+	for n := byte(1); n < 100; n++ {
+		if want := 30*time.Second + time.Duration(n)*100*time.Millisecond; ended[LeaseID{n}] != want {
+			t.Fatalf("lease %d ended after %v, want %v", n, ended[LeaseID{n}], want)
+		}
+	}
+}
+
+// permutations calls f with every order of n things.
+func permutations(n int, f func([]int)) {
+	var rec func(done []int, used uint)
+	rec = func(done []int, used uint) {
+		if len(done) == n {
+			f(done)
+			return
+		}
+		for i := range n {
+			if used&(1<<i) == 0 {
+				rec(append(slices.Clone(done), i), used|1<<i)
+			}
+		}
+	}
+	rec(nil, 0)
+}
+
+func TestLateAndDoubleEventsEndALeaseOnce(t *testing.T) {
+	id := LeaseID{1}
+	kinds := []func() any{
+		func() any { return claimOf(1) },
+		func() any { return returnEvent{id, testCaller} },
+		func() any { return revokeEvent{ID: id} },
+		func() any { return lostEvent{testCaller} },
+		func() any { return tickEvent{} }, // ten minutes later
+	}
+	runs := 0
+	permutations(len(kinds), func(order []int) {
+		for double := range 1 << len(kinds) {
+			table, now := newTestTable(), time.Unix(0, 0)
+			table.Handle(grantOf(1), now)
+			ends, open := 0, 0
+			step := func(ev any) {
+				if _, ok := ev.(tickEvent); ok {
+					now = now.Add(10 * time.Minute)
+				}
+				e := table.Handle(ev, now)
+				ends += len(e.Ended)
+				if e.Claimed != nil {
+					open++
+				}
+				open -= len(e.Unclaim)
+			}
+			for _, k := range order {
+				step(kinds[k]())
+				if double&(1<<k) != 0 {
+					step(kinds[k]())
+				}
+			}
+			step(tickEvent{})
+			if ends != 1 || open != 0 || len(table.byID) != 0 || len(table.due) != 0 {
+				t.Fatalf("order %v double %b: %d ends, %d claims, %d leases", order, double, ends, open, len(table.byID))
+			}
+			runs++
+		}
+	})
+	if runs != 120*32 {
+		t.Fatal(runs)
+	}
+}
+
+// TestLeaseTableAgainstAModel compares the table with a slow list.
+func TestLeaseTableAgainstAModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		table, now := newTestTable(), time.Unix(0, 0)
+		type model struct{ deadline, cap, until time.Time }
+		live := map[LeaseID]*model{}
+		seen := map[LeaseID]int{}
+		for n := range rapid.IntRange(1, 60).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.IntRange(0, 20_000).Draw(t, "ms")) * time.Millisecond)
+			for id, m := range live {
+				if !m.until.IsZero() && !m.until.After(now) {
+					m.until = time.Time{}
+				}
+				if m.until.IsZero() && !m.deadline.After(now) {
+					delete(live, id)
+				}
+			}
+			pick := byte(rapid.IntRange(1, max(n, 1)).Draw(t, "lease"))
+			id := LeaseID{pick}
+			m := live[id]
+			var e leaseEffects
+			switch rapid.IntRange(0, 5).Draw(t, "event") {
+			case 0:
+				if id = (LeaseID{byte(n + 1)}); live[id] == nil && seen[id] == 0 {
+					e = table.Handle(grantOf(byte(n+1)), now)
+					live[id] = &model{deadline: now.Add(testLimits.Lease), cap: now.Add(testLimits.Cap)}
+				}
+			case 1:
+				e = table.Handle(claimOf(pick), now)
+				if (e.Verdict == verdictOK) != (m != nil && m.until.IsZero()) {
+					t.Fatalf("claim: %v", e.Verdict)
+				}
+				if e.Verdict == verdictOK {
+					m.until = now.Add(e.Limit)
+				}
+			case 2:
+				e = table.Handle(renewEvent{id}, now)
+				if (e.Verdict == verdictOK) != (m != nil) {
+					t.Fatalf("renew: %v", e.Verdict)
+				}
+				if to := now.Add(testLimits.Extend); m != nil && to.After(m.deadline) {
+					m.deadline = to
+					if to.After(m.cap) {
+						m.deadline = m.cap
+					}
+				}
+			case 3:
+				e = table.Handle(returnEvent{id, testCaller}, now)
+				delete(live, id)
+			case 4:
+				e = table.Handle(lostEvent{testCaller}, now)
+				for id, m := range live {
+					if m.until = (time.Time{}); !m.deadline.After(now) {
+						delete(live, id)
+					}
+				}
+			case 5:
+				e = table.Handle(tickEvent{}, now)
+			}
+			for _, end := range e.Ended {
+				if seen[end.ID]++; seen[end.ID] > 1 {
+					t.Fatalf("lease %v ended twice", end.ID)
+				}
+			}
+			got, want := slices.Collect(maps.Keys(table.byID)), slices.Collect(maps.Keys(live))
+			if len(e.Ended) > 0 || len(got) == len(want) {
+				less := func(a, b LeaseID) int { return int(a[0]) - int(b[0]) }
+				slices.SortFunc(got, less)
+				slices.SortFunc(want, less)
+			}
+			// The table expires when it is asked; ask it.
+			table.Handle(tickEvent{}, now)
+			if fmt.Sprint(len(table.byID)) != fmt.Sprint(len(live)) {
+				t.Fatalf("%d leases, want %d", len(table.byID), len(live))
+			}
+		}
+	})
+}
