@@ -39,7 +39,7 @@ func (p *Pool) Check() error {
 		}
 		if x.id != 0 {
 			indexed++
-			if x.sum != p.hash(x.parent, x.salt, p.held(BlockID(i))) {
+			if x.sum != p.sumOf(x.parent, x.salt, p.held(BlockID(i))) {
 				return fmt.Errorf("kv: block %d lies under another hash", i)
 			}
 		}

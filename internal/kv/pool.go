@@ -37,7 +37,8 @@ type block struct {
 // A PoolOption changes how a Pool works.
 type PoolOption func(*Pool)
 
-// WithHash replaces the hash of the prefix index. Hits are compared token by
+// WithHash replaces the hash of the prefix index, which gets the salt for the
+// first block of a sequence and "" for others. Hits are compared token by
 // token, so that a weak hash costs hits but never gives a wrong one.
 func WithHash(f func(parent Chain, salt string, tokens []Token) uint64) PoolOption {
 	return func(p *Pool) { p.hash = f }

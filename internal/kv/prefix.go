@@ -54,7 +54,7 @@ func newIndex(blocks int) index {
 // hashBlock is the hash of a block's tokens behind a prefix.
 func hashBlock(parent Chain, salt string, tokens []Token) uint64 {
 	seed := uint64(parent)
-	if parent == 0 && salt != "" {
+	if salt != "" {
 		seed = xxh3.HashString(salt)
 	}
 	var buf [256]byte
@@ -69,9 +69,17 @@ func hashBlock(parent Chain, salt string, tokens []Token) uint64 {
 	return seed
 }
 
+// sumOf hashes a block. The salt counts for the first block of a sequence; the
+// others inherit it from their parents.
+func (p *Pool) sumOf(parent Chain, salt string, tokens []Token) uint64 {
+	if parent != 0 {
+		salt = ""
+	}
+	return p.hash(parent, salt, tokens)
+}
+
 // find returns the block that holds tokens behind parent, or none, and how many
-// entries its bucket has at least. The salt counts for the first block of a
-// sequence; the others inherit it from their parents.
+// entries of its bucket came before.
 func (p *Pool) find(parent Chain, salt string, tokens []Token, sum uint64) (b BlockID, seen int) {
 	for b = p.buckets[sum&p.mask]; b != none; b = p.blocks[b].after {
 		x := &p.blocks[b]
@@ -96,7 +104,7 @@ func (p *Pool) Match(tokens []Token, salt string) (blocks, free int) {
 	var at Chain
 	for n := p.blockTokens; n < len(tokens); n += p.blockTokens {
 		part := tokens[n-p.blockTokens : n]
-		b, _ := p.find(at, salt, part, p.hash(at, salt, part))
+		b, _ := p.find(at, salt, part, p.sumOf(at, salt, part))
 		if b == none {
 			break
 		}
@@ -117,7 +125,7 @@ func (p *Pool) Lookup(dst []BlockID, tokens []Token, salt string) ([]BlockID, Ch
 	var at Chain
 	for n := p.blockTokens; n < len(tokens); n += p.blockTokens {
 		part := tokens[n-p.blockTokens : n]
-		b, _ := p.find(at, salt, part, p.hash(at, salt, part))
+		b, _ := p.find(at, salt, part, p.sumOf(at, salt, part))
 		if b == none {
 			break
 		}
@@ -140,7 +148,7 @@ func (p *Pool) Index(at Chain, b BlockID, tokens []Token, salt string) Chain {
 	if at == lost || x.id != 0 {
 		return lost
 	}
-	sum := p.hash(at, salt, tokens)
+	sum := p.sumOf(at, salt, tokens)
 	known, seen := p.find(at, salt, tokens, sum)
 	if known != none {
 		return p.blocks[known].id
@@ -171,15 +179,6 @@ func (p *Pool) evict(b BlockID) {
 	*at = x.after
 	x.entry = entry{}
 	p.entries--
-}
-
-// Forget empties the prefix index. References stay as they are.
-func (p *Pool) Forget() {
-	for i := range p.blocks {
-		if p.blocks[i].id != 0 {
-			p.evict(BlockID(i))
-		}
-	}
 }
 
 // Indexed returns the number of blocks in the prefix index.

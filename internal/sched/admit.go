@@ -74,7 +74,7 @@ func (s *Scheduler) start(r *request, budget int) int {
 		return -1
 	}
 	need := s.blocksFor(len(r.tokens)) - hits
-	if want := need + idle + s.reserve(r, hits); want > s.pool.Free() {
+	if want := need + idle; want+s.reserve(r) > s.pool.Free() {
 		r.wantFree, r.wantNew = want, s.pool.Changes()
 		return -1
 	}
@@ -87,6 +87,7 @@ func (s *Scheduler) start(r *request, budget int) int {
 	r.blocks, _ = s.pool.Alloc(r.blocks, need)
 	r.done, r.sealed = hit, hit/kv.TileTokens
 	r.count(hit, 0, promised)
+	s.redone(r, hit)
 	if r.External > 0 && !r.spent {
 		r.spent = true
 		if !load {
@@ -103,6 +104,15 @@ func (s *Scheduler) start(r *request, budget int) int {
 	s.plan.Loads = append(s.plan.Loads, Load{ID: r.ID, Tag: r.Tag, Blocks: r.blocks,
 		FromTile: hit / kv.TileTokens, ToTile: tilesFor(promised)})
 	return 0
+}
+
+// redone counts what r had and must compute again, when it was preempted after
+// its first token.
+func (s *Scheduler) redone(r *request, hit int) {
+	if n := min(r.reached, len(r.tokens)) - hit; n > 0 && r.counts.Output > 0 {
+		r.counts.Redone += n
+		s.total.Redone += uint64(n)
+	}
 }
 
 // promised returns how many tokens of the prompt a load was or is to bring, from
@@ -125,22 +135,21 @@ func (s *Scheduler) open(r *request) {
 }
 
 // reserve returns how many blocks must stay free when r is admitted, so that it
-// is not preempted at once by those that decode.
-func (s *Scheduler) reserve(r *request, hits int) int {
-	var growing, growth int
-	for _, x := range s.running {
-		if g := s.blocksFor(x.most-1) - len(x.blocks); g > 0 {
-			growing++
-			growth += g
+// is not preempted at once by those that decode. When r, or a request above it,
+// was preempted often, nobody may be short of blocks to its end.
+func (s *Scheduler) reserve(r *request) int {
+	var growing, growth int // requests and blocks
+	all := r.counts.Preempted >= sure
+	for _, list := range [...][]*request{s.running, s.parked, s.loads} {
+		for _, x := range list {
+			if g := s.blocksFor(x.most-1) - len(x.blocks); g > 0 {
+				growing++
+				growth += g
+			}
+			all = all || (x.counts.Preempted >= sure && s.before(x, r))
 		}
 	}
-	if r.counts.Preempted >= sure {
-		for _, x := range s.parked {
-			growth += s.blocksFor(x.most-1) - len(x.blocks)
-		}
-		for _, x := range s.loads {
-			growth += s.blocksFor(x.most-1) - len(x.blocks)
-		}
+	if all {
 		return growth + s.blocksFor(r.most-1) - s.blocksFor(len(r.tokens))
 	}
 	return min(growth, growing<<r.counts.Preempted)

@@ -107,7 +107,6 @@ func (s *Scheduler) finish(r *request, why Reason) {
 		s.leased += len(f.Blocks)
 		s.audit.lease(f.Blocks)
 	}
-	s.total.Redone += uint64(r.counts.Redone)
 	s.end(r, why)
 	s.finished = append(s.finished, f)
 }

@@ -8,6 +8,9 @@ import (
 	"tandem/internal/kv"
 )
 
+// audits tells whether everything is checked after each call.
+const audits = true
+
 // audit knows which blocks leases hold, so that every reference of the pool has
 // its owner.
 type audit struct{ leases map[kv.BlockID]int }

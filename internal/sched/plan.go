@@ -143,10 +143,15 @@ func (s *Scheduler) grow(r *request, idle int) bool {
 			return false
 		}
 		v := s.lowest()
-		if v == nil || !s.before(r, v) {
-			return false
+		if v != nil && s.before(r, v) {
+			s.preempt(v)
+			continue
 		}
-		s.preempt(v)
+		// A parked request may hold the blocks and lack the place that r holds.
+		if len(s.parked) > 0 && len(s.running) == s.cfg.MaxSeqs {
+			s.preempt(r)
+		}
+		return false
 	}
 }
 
@@ -165,6 +170,7 @@ func (s *Scheduler) lowest() *request {
 // preempt takes r's blocks away and queues it to be computed again.
 func (s *Scheduler) preempt(r *request) {
 	s.drop(r)
+	r.reached = max(r.reached, r.done)
 	if r.status == running {
 		r.move(queued)
 	}

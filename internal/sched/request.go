@@ -135,6 +135,7 @@ type request struct {
 
 	done     int    // leading tokens whose KV is in blocks, verified or computed
 	verified []span // loaded tokens, ascending
+	reached  int    // most that done has been
 	next     int    // first span of verified that done has not passed
 	slots    int    // end of the last span passed: slots below are never written
 	sealed   int    // leading tiles that need no seal any more
@@ -176,7 +177,6 @@ func (r *request) pass() {
 // first token they stand.
 func (r *request) count(hit, loaded, promised int) {
 	if r.counts.Output > 0 {
-		r.counts.Redone += max(0, len(r.tokens)-hit)
 		return
 	}
 	c := &r.counts

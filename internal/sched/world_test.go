@@ -1,0 +1,414 @@
+package sched
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"tandem/internal/kv"
+)
+
+// A world runs a scheduler against a memory of slots. The slot of a position
+// holds a number that depends on all tokens up to it, and the next token depends
+// on the numbers of all slots read through the block table: KV that is missing,
+// foreign or not verified gives a wrong token or an error.
+type world struct {
+	t     testing.TB
+	s     *Scheduler
+	bs    int
+	slots []uint64 // of all blocks
+	sums  []int    // filled slots at the last seal, by tile
+
+	all     map[kv.RequestID]*client
+	loads   map[kv.RequestID]*flight
+	leases  []*lease
+	leased  map[kv.BlockID]int
+	step    int
+	still   int // empty plans in a row while something was due
+	max     struct{ tokens, seqs int }
+	trace   []string
+	traceOn bool
+
+	leaseSteps int                     // steps until a lease comes back
+	loadSteps  func() int              // steps until a load ends
+	damage     func(l Load) []int      // tiles that are invalid
+	fail       bool                    // the policy
+	stopAt     func(tok kv.Token) bool // stop token
+}
+
+type client struct {
+	req      Request
+	out      []kv.Token
+	why      Reason
+	counts   Counts
+	over     bool
+	unread   int
+	loaded   int
+	rows     []int // prompt positions with logits, in order
+	lastStep int
+}
+
+type flight struct {
+	load Load
+	due  int
+}
+
+type lease struct {
+	blocks []kv.BlockID
+	due    int
+}
+
+func newWorld(t testing.TB, cfg Config) *world {
+	t.Helper()
+	w := &world{
+		t: t, s: New(cfg), bs: cfg.Pool.BlockTokens(),
+		slots:  make([]uint64, cfg.Pool.Blocks()*cfg.Pool.BlockTokens()),
+		sums:   make([]int, cfg.Pool.Blocks()*cfg.Pool.BlockTokens()/kv.TileTokens),
+		all:    map[kv.RequestID]*client{},
+		loads:  map[kv.RequestID]*flight{},
+		leased: map[kv.BlockID]int{},
+	}
+	w.loadSteps = func() int { return 1 }
+	w.damage = func(Load) []int { return nil }
+	w.stopAt = func(kv.Token) bool { return false }
+	return w
+}
+
+func pool(blocks int) Config {
+	return Config{Pool: kv.NewPool(blocks, 16), MaxBatchedTokens: 64, MaxSeqs: 8,
+		MaxModelLen: 1 << 20, PrefixCache: true, Seal: true}
+}
+
+func mix(h uint64, x uint64) uint64 {
+	h = (h ^ x) * 0x9E3779B97F4A7C15
+	return h ^ h>>29
+}
+
+// content returns what the slots of tokens must hold.
+func content(tokens []kv.Token, salt string) []uint64 {
+	h := uint64(len(salt)) + 1
+	for _, c := range salt {
+		h = mix(h, uint64(c))
+	}
+	out := make([]uint64, len(tokens))
+	for i, t := range tokens {
+		h = mix(h, uint64(t)+1)
+		out[i] = h
+	}
+	return out
+}
+
+func nextToken(slots []uint64) kv.Token { return kv.Token(slots[len(slots)-1] >> 40 % 1000) }
+
+// ref returns the output that r must have.
+func (w *world) ref(r Request) []kv.Token {
+	tokens := slices.Clone(r.Prompt)
+	most := min(r.MaxTokens, w.s.Limit()-len(r.Prompt))
+	for range most {
+		t := nextToken(content(tokens, r.Salt))
+		tokens = append(tokens, t)
+		if w.stopAt(t) {
+			break
+		}
+	}
+	return tokens[len(r.Prompt):]
+}
+
+func prompt(seed uint64, n int) []kv.Token {
+	rng := rand.New(rand.NewPCG(seed, 7))
+	p := make([]kv.Token, n)
+	for i := range p {
+		p[i] = kv.Token(rng.IntN(1000))
+	}
+	return p
+}
+
+func (w *world) add(r Request) error {
+	err := w.s.Add(r)
+	if err == nil {
+		w.all[r.ID] = &client{req: r, lastStep: w.step}
+	}
+	return err
+}
+
+func (w *world) must(r Request) *client {
+	w.t.Helper()
+	if err := w.add(r); err != nil {
+		w.t.Fatalf("add %s: %v", r.ID, err)
+	}
+	return w.all[r.ID]
+}
+
+func (w *world) abort(id kv.RequestID) {
+	c := w.all[id]
+	a := w.s.Abort(id)
+	if a.Found == c.over {
+		w.t.Fatalf("abort %s: found %t, over %t", id, a.Found, c.over)
+	}
+	if a.Found {
+		c.over, c.why, c.counts = true, Aborted, a.Counts
+		if a.Unread {
+			c.unread++
+		}
+		if f := w.loads[id]; (f != nil) != a.Loading {
+			w.t.Fatalf("abort %s: loading %t, in flight %t", id, a.Loading, f != nil)
+		}
+	}
+}
+
+func (w *world) check() {
+	w.t.Helper()
+	if err := w.s.check(w.leased); err != nil {
+		w.t.Fatalf("step %d: %v", w.step, err)
+	}
+}
+
+// arrive lets what is due happen: loads end, leases come back.
+func (w *world) arrive() (some bool) {
+	ids := make([]kv.RequestID, 0, len(w.loads))
+	for id, f := range w.loads {
+		if f.due <= w.step {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	for _, id := range ids {
+		w.land(id)
+		some = true
+	}
+	w.leases = slices.DeleteFunc(w.leases, func(l *lease) bool {
+		if l.due > w.step {
+			return false
+		}
+		for _, b := range l.blocks {
+			w.leased[b]--
+		}
+		w.s.Release(l.blocks)
+		some = true
+		return true
+	})
+	w.check()
+	return some
+}
+
+// land writes a load's tiles and reports it.
+func (w *world) land(id kv.RequestID) {
+	f, c := w.loads[id], w.all[id]
+	delete(w.loads, id)
+	bad := w.damage(f.load)
+	want := content(c.req.Prompt, c.req.Salt)
+	for t := f.load.FromTile; t < f.load.ToTile; t++ {
+		for i := range kv.TileTokens {
+			pos := t*kv.TileTokens + i
+			var v uint64
+			if pos < min(c.req.External, len(want)) {
+				v = want[pos]
+			}
+			if slices.Contains(bad, t) {
+				v = 0xBAD
+			}
+			w.slots[w.slot(f.load.Blocks, pos)] = v
+		}
+	}
+	res := w.s.LoadDone(id, LoadReport{Invalid: bad, Fail: w.fail})
+	if !res.Found {
+		w.t.Fatalf("load of %s is not known", id)
+	}
+	if res.Finished != (c.over || (w.fail && res.Missing > 0)) {
+		w.t.Fatalf("load of %s: %+v", id, res)
+	}
+	if res.Finished && !c.over {
+		c.over, c.why, c.counts = true, res.Why, res.Counts
+	}
+	w.check()
+}
+
+func (w *world) slot(blocks []kv.BlockID, pos int) int {
+	return int(blocks[pos/w.bs])*w.bs + pos%w.bs
+}
+
+// tick runs one step.
+func (w *world) tick() *Plan {
+	w.t.Helper()
+	w.step++
+	some := w.arrive()
+	p := w.s.Plan()
+	w.check()
+	for _, l := range p.Loads {
+		c := w.all[l.ID]
+		if c.loaded++; c.loaded > 1 {
+			w.t.Fatalf("%s loads twice", l.ID)
+		}
+		l.Blocks = slices.Clone(l.Blocks)
+		w.loads[l.ID] = &flight{load: l, due: w.step + w.loadSteps()}
+	}
+	for _, u := range p.Unread {
+		w.all[u.ID].unread++
+	}
+	if w.traceOn {
+		w.note(p)
+	}
+	results := w.compute(p)
+	n := p.Batch.Tokens()
+	if n > w.s.cfg.MaxBatchedTokens || len(p.Batch.Seqs) > w.s.cfg.MaxSeqs {
+		w.t.Fatalf("step %d: %d tokens of %d sequences", w.step, n, len(p.Batch.Seqs))
+	}
+	w.max.tokens, w.max.seqs = max(w.max.tokens, n), max(w.max.seqs, len(p.Batch.Seqs))
+	st := w.s.Stats()
+	if n == 0 && !some && len(w.loads) == 0 && len(w.leases) == 0 && st.Running+st.Waiting > 0 {
+		w.t.Fatalf("step %d: nothing runs and nothing is due: %+v", w.step, st)
+	}
+	if len(p.Items) > 0 {
+		for _, f := range w.s.Apply(results) {
+			w.ended(f)
+		}
+	}
+	w.check()
+	return p
+}
+
+func (w *world) note(p *Plan) {
+	line := fmt.Sprint(w.step, ":")
+	for i, it := range p.Items {
+		q := p.Batch.Seqs[i]
+		line += fmt.Sprint(" ", it.ID, q.Pos, "+", len(q.Tokens), it.Sample, q.Blocks, q.WriteFrom, q.SealFrom, q.SealTo)
+	}
+	for _, l := range p.Loads {
+		line += fmt.Sprint(" load ", l.ID, l.FromTile, l.ToTile, l.Blocks)
+	}
+	for _, v := range p.Preempted {
+		line += fmt.Sprint(" preempt ", v.ID)
+	}
+	w.trace = append(w.trace, line)
+}
+
+func (w *world) compute(p *Plan) []Result {
+	w.t.Helper()
+	results := make([]Result, len(p.Items))
+	for i, it := range p.Items {
+		c, q := w.all[it.ID], &p.Batch.Seqs[i]
+		c.lastStep = w.step
+		tokens := append(slices.Clone(c.req.Prompt), c.out...)
+		end := q.Pos + len(q.Tokens)
+		if len(q.Tokens) == 0 || !slices.Equal(q.Tokens, tokens[q.Pos:end]) {
+			w.t.Fatalf("%s: computes %v at %d", it.ID, q.Tokens, q.Pos)
+		}
+		if it.Sample != (end == len(tokens)) {
+			w.t.Fatalf("%s: sample %t at %d of %d", it.ID, it.Sample, end, len(tokens))
+		}
+		want := content(tokens, c.req.Salt)
+		for pos := q.WriteFrom; pos < end; pos++ {
+			w.slots[w.slot(q.Blocks, pos)] = want[pos]
+		}
+		for pos := range end {
+			if got := w.slots[w.slot(q.Blocks, pos)]; got != want[pos] {
+				w.t.Fatalf("step %d: %s reads slot %d: %x, want %x (chunk %d+%d, write from %d)",
+					w.step, it.ID, pos, got, want[pos], q.Pos, len(q.Tokens), q.WriteFrom)
+			}
+		}
+		for tile := q.SealFrom; tile < q.SealTo; tile++ {
+			filled := kv.TileTokens
+			if tile == q.SealTo-1 {
+				filled = q.SealFilled
+			}
+			if end-tile*kv.TileTokens < filled {
+				w.t.Fatalf("%s: seals tile %d with %d slots at %d", it.ID, tile, filled, end)
+			}
+			w.sums[w.slot(q.Blocks, tile*kv.TileTokens)/kv.TileTokens] = filled
+		}
+		for pos := end - q.Logits; pos < end; pos++ {
+			if pos < len(c.req.Prompt) && c.req.NoCache {
+				c.rows = append(c.rows, pos)
+			}
+		}
+		if it.Sample {
+			results[i].Token = nextToken(want)
+			if w.stopAt(results[i].Token) {
+				results[i].Finish = Stop
+			}
+			c.out = append(c.out, results[i].Token)
+		}
+	}
+	return results
+}
+
+func (w *world) ended(f Finished) {
+	c := w.all[f.ID]
+	if c.over {
+		w.t.Fatalf("%s finished twice", f.ID)
+	}
+	c.over, c.why, c.counts = true, f.Why, f.Counts
+	if (len(f.Blocks) > 0) != c.req.Lease {
+		w.t.Fatalf("%s: lease of %v", f.ID, f.Blocks)
+	}
+	if c.req.Lease {
+		if f.Tokens < len(c.req.Prompt) || len(f.Blocks) != (f.Tokens+w.bs-1)/w.bs {
+			w.t.Fatalf("%s: lease of %d tokens in %v", f.ID, f.Tokens, f.Blocks)
+		}
+		for _, b := range f.Blocks {
+			w.leased[b]++
+		}
+		w.leases = append(w.leases, &lease{f.Blocks, w.step + w.leaseSteps})
+	}
+}
+
+// finish runs until nothing is left and compares every output.
+func (w *world) finish(steps int) {
+	w.t.Helper()
+	for range steps {
+		st := w.s.Stats()
+		if st.Running+st.Waiting+st.Loading+len(w.loads)+len(w.leases) == 0 {
+			w.compare()
+			return
+		}
+		w.tick()
+	}
+	w.t.Fatalf("not done after %d steps: %+v", steps, w.s.Stats())
+}
+
+func (w *world) compare() {
+	w.t.Helper()
+	if st := w.s.Stats(); st.Free != st.Blocks || st.Held != 0 || st.Leased != 0 || len(w.s.requests)+len(w.s.ghosts) != 0 {
+		w.t.Fatalf("blocks or requests are left over: %+v", st)
+	}
+	for id, c := range w.all {
+		k := c.counts
+		if k.Local+k.Loaded+k.Recomputed+k.Computed != k.Prompt || k.Prompt != len(c.req.Prompt) {
+			w.t.Fatalf("%s: counters %+v", id, k)
+		}
+		if c.req.External > 0 && c.unread+c.loaded != 1 {
+			w.t.Fatalf("%s: hand-off read %d times, given back %d times", id, c.loaded, c.unread)
+		}
+		want := w.ref(c.req)
+		switch c.why {
+		case Stop, Length:
+			if !slices.Equal(c.out, want) {
+				w.t.Fatalf("%s: output %v, want %v", id, c.out, want)
+			}
+			if (c.why == Stop) != w.stopAt(want[len(want)-1]) {
+				w.t.Fatalf("%s: finished by %v", id, c.why)
+			}
+			if c.req.NoCache && len(c.rows) != len(c.req.Prompt) {
+				w.t.Fatalf("%s: %d rows for %d prompt tokens", id, len(c.rows), len(c.req.Prompt))
+			}
+		case Aborted, LoadFailed:
+			if len(c.out) > len(want) || !slices.Equal(c.out, want[:len(c.out)]) {
+				w.t.Fatalf("%s: output %v is no prefix of %v", id, c.out, want)
+			}
+		default:
+			w.t.Fatalf("%s: over %t, why %v", id, c.over, c.why)
+		}
+	}
+}
+
+func id(i int) kv.RequestID { return kv.RequestID(fmt.Sprintf("r%02d", i)) }
+
+func tooLong(err error) *TooLongError {
+	var e *TooLongError
+	if errors.As(err, &e) && errors.Is(err, ErrTooLong) {
+		return e
+	}
+	return nil
+}
