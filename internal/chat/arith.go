@@ -114,7 +114,8 @@ func (m *machine) integers(x *binExpr, a, b int64) any {
 		if a == 0 || b == 0 {
 			return int64(0)
 		}
-		if p := a * b; p/b == a && !(a == -1 && b == math.MinInt64) && !(b == -1 && a == math.MinInt64) {
+		least := min(a, b) == math.MinInt64 && max(a, b) < 0
+		if p := a * b; !least && p/b == a {
 			return p
 		}
 		return over()

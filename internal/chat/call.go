@@ -65,12 +65,10 @@ func intArg(v any, def int) (int, error) {
 	return int(n), nil
 }
 
-// boolArg returns an argument for its truth.
-func boolArg(v any, def bool) bool {
-	if _, ok := v.(absent); ok {
-		return def
-	}
-	return truth(v)
+// boolArg returns the truth of an argument; one not given is false.
+func boolArg(v any) bool {
+	_, missing := v.(absent)
+	return !missing && truth(v)
 }
 
 // invoke calls fn; caller is the macro of a call block, or nil.

@@ -13,11 +13,11 @@ import (
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
-func mustParse(t testing.TB, src string) *Template {
-	t.Helper()
+func mustParse(tb testing.TB, src string) *Template {
+	tb.Helper()
 	tmpl, err := Parse(src, Specials{BOS: "<s>", EOS: "</s>"})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return tmpl
 }

@@ -192,7 +192,7 @@ func indent(t text, a args) (any, error) {
 		}
 		pad = lit(strings.Repeat(" ", max(0, n)))
 	}
-	first, blank := boolArg(p[1], false), boolArg(p[2], false)
+	first, blank := boolArg(p[1]), boolArg(p[2])
 	lines := t.lines(false)
 	if t.s == "" || strings.HasSuffix(t.s, "\n") {
 		lines = append(lines, text{}) // Jinja adds a newline before it splits
@@ -224,7 +224,7 @@ func anyFilter(name string) filterFunc {
 			if err != nil {
 				return nil, err
 			}
-			if _, ok := v.(undef); ok || (boolArg(p[1], false) && !truth(v)) {
+			if _, ok := v.(undef); ok || (boolArg(p[1]) && !truth(v)) {
 				if _, ok := p[0].(absent); ok {
 					return text{}, nil
 				}

@@ -17,7 +17,7 @@ func toJSON(m *machine, v any, a args) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := jsonWriter{item: ", ", key: ": ", ascii: boolArg(p[1], false), sort: boolArg(p[3], false)}
+	w := jsonWriter{item: ", ", key: ": ", ascii: boolArg(p[1]), sort: boolArg(p[3])}
 	switch in := p[0].(type) {
 	case absent, nil:
 	case text:

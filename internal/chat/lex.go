@@ -45,8 +45,9 @@ func (t token) String() string {
 		return "{%"
 	case tokBlockEnd:
 		return "%}"
+	default:
+		return strconv.Quote(t.text)
 	}
-	return strconv.Quote(t.text)
 }
 
 // A lexer cuts a template into tokens with trim_blocks and lstrip_blocks on,

@@ -70,7 +70,7 @@ func (m *machine) textMethod(t text, name string, a args) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		return texts(t.lines(boolArg(p[0], false))), nil
+		return texts(t.lines(boolArg(p[0]))), nil
 	case "startswith", "endswith":
 		return affix(t, a, name == "startswith")
 	case "replace":

@@ -247,6 +247,7 @@ func (p *parser) primary() (expr, error) {
 		case "{":
 			return p.dict(t.line)
 		}
+	default: // no expression begins with it
 	}
 	return nil, p.errorAt(t.line, "unexpected %v in an expression", t)
 }

@@ -322,9 +322,9 @@ func sortFilter(m *machine, v any, a args) (any, error) {
 	}
 	keys := make([]any, len(items))
 	for i, it := range items {
-		keys[i] = sortKey(m, it, p[2], !boolArg(p[1], false))
+		keys[i] = sortKey(m, it, p[2], !boolArg(p[1]))
 	}
-	return sortBy(m, items, keys, boolArg(p[0], false))
+	return sortBy(m, items, keys, boolArg(p[0]))
 }
 
 func uniqueFilter(m *machine, v any, a args) (any, error) {
@@ -339,7 +339,7 @@ func uniqueFilter(m *machine, v any, a args) (any, error) {
 	seen := map[any]bool{}
 	out := &list{}
 	for _, it := range items {
-		k, ok := hashable(sortKey(m, it, p[1], !boolArg(p[0], false)))
+		k, ok := hashable(sortKey(m, it, p[1], !boolArg(p[0])))
 		if !ok {
 			return nil, fmt.Errorf("%s cannot be compared", typeName(it))
 		}
@@ -371,7 +371,7 @@ func dictSort(m *machine, v any, a args) (any, error) {
 		if by.s == "value" {
 			x = d.vals[i]
 		}
-		keys[i] = sortKey(m, x, nil, !boolArg(p[0], false))
+		keys[i] = sortKey(m, x, nil, !boolArg(p[0]))
 	}
-	return sortBy(m, items, keys, boolArg(p[2], false))
+	return sortBy(m, items, keys, boolArg(p[2]))
 }

@@ -64,7 +64,8 @@ func (d *Decoder) Push(id int32) string {
 	if len(d.held) == 0 && utf8.ValidString(piece) {
 		return piece
 	}
-	p := append(d.held, piece...)
+	d.held = append(d.held, piece...)
+	p := d.held
 	var out []byte
 	for len(p) > 0 && utf8.FullRune(p) {
 		r, n := utf8.DecodeRune(p)

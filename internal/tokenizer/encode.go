@@ -70,7 +70,7 @@ func (t *Tokenizer) encode(text string, spans []span, addSpecial bool) []int32 {
 			}
 			out = t.appendText(out, text[start:i], &w)
 			// A prompt that spells the start token itself gets no second one.
-			if !(id == t.bos && addSpecial && len(out) == 1 && out[0] == t.bos) {
+			if again := id == t.bos && addSpecial && len(out) == 1 && out[0] == t.bos; !again {
 				out = append(out, id)
 			}
 			i += n

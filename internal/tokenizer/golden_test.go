@@ -13,25 +13,25 @@ import (
 )
 
 // openModel opens the default model, which these tests need.
-func openModel(t testing.TB) *gguf.File {
-	t.Helper()
+func openModel(tb testing.TB) *gguf.File {
+	tb.Helper()
 	dir, err := os.UserCacheDir()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	f, err := gguf.Open(filepath.Join(dir, "tandem", "SmolLM2-135M-Instruct.Q4_1.gguf"))
 	if err != nil {
-		t.Fatalf("the default model is missing, run \"make model\": %v", err)
+		tb.Fatalf("the default model is missing, run \"make model\": %v", err)
 	}
-	t.Cleanup(func() { f.Close() })
+	tb.Cleanup(func() { f.Close() })
 	return f
 }
 
-func smol(t testing.TB) *Tokenizer {
-	t.Helper()
-	tok, err := FromGGUF(openModel(t))
+func smol(tb testing.TB) *Tokenizer {
+	tb.Helper()
+	tok, err := FromGGUF(openModel(tb))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return tok
 }

@@ -202,7 +202,7 @@ func splitNumbers(s string, emit func(word string)) {
 // row.
 func splitThrees(s string, emit func(word string)) {
 	start, digits := 0, 0
-	for i := 0; i < len(s); i++ {
+	for i := range len(s) {
 		if s[i] < '0' || s[i] > '9' {
 			digits = 0
 			continue

@@ -117,6 +117,7 @@ func New(v Vocab) (*Tokenizer, error) {
 		case UserDefined:
 			t.special.add(text, int32(id))
 			t.user.add(text, int32(id))
+		default: // found by merges, if at all
 		}
 	}
 	var err error
