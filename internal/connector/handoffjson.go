@@ -262,6 +262,11 @@ func (f *fields) blocks() []kv.BlockID {
 
 // parseBlocks reads valid JSON text without building anything but the result.
 func parseBlocks(v []byte) (ids []kv.BlockID, reason string) {
+	n := bytes.Count(v, []byte{','}) + 1
+	if n > MaxBlocks {
+		return nil, fmt.Sprintf("more than %d block ids", MaxBlocks)
+	}
+	ids = make([]kv.BlockID, 0, n)
 	groups, depth := 0, 0
 	nested, flat := false, false
 	for i := 0; i < len(v); {
@@ -295,9 +300,6 @@ func parseBlocks(v []byte) (ids []kv.BlockID, reason string) {
 			}
 			if nested && flat {
 				return nil, "not a list with one list of block ids"
-			}
-			if len(ids) == MaxBlocks {
-				return nil, fmt.Sprintf("more than %d block ids", MaxBlocks)
 			}
 			ids = append(ids, kv.BlockID(n))
 			i = end
