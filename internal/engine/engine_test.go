@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"tandem/internal/kv"
@@ -37,19 +38,21 @@ func TestTokensDoNotDependOnTheBatch(t *testing.T) {
 	}
 	for _, c := range configs {
 		t.Run(c.name, func(t *testing.T) {
-			preempted := 0
-			c.cfg.Metrics.Preempted = func(n int) { preempted += n }
+			var preempted atomic.Int64
+			c.cfg.Metrics.Preempted = func(n int) { preempted.Add(int64(n)) }
 			b := start(t, c.model, c.cfg)
-			var wg sync.WaitGroup
-			for i, n := range lengths {
-				wg.Go(func() {
-					got := b.run(t, seeded(prompt(n, i), 40, int64(i)))
-					equal(t, fmt.Sprintf("prompt of %d", n), got.tokens, want[i].tokens)
-				})
+			for round := 0; round == 0 || round < 50 && c.model.Blocks == 12 && preempted.Load() == 0; round++ {
+				var wg sync.WaitGroup
+				for i, n := range lengths {
+					wg.Go(func() {
+						got := b.run(t, seeded(prompt(n, i), 40, int64(i)))
+						equal(t, fmt.Sprintf("prompt of %d", n), got.tokens, want[i].tokens)
+					})
+				}
+				wg.Wait()
 			}
-			wg.Wait()
 			b.settled(t)
-			if c.model.Blocks == 12 && preempted == 0 {
+			if c.model.Blocks == 12 && preempted.Load() == 0 {
 				t.Error("nothing was preempted")
 			}
 		})

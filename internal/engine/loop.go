@@ -137,10 +137,6 @@ func (e *Engine) submit(r Request) (*Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	if e.live.Add(int64(r.N)) > int64(e.cfg.MaxRequests) {
-		e.leave(r.N)
-		return nil, ErrOverloaded
-	}
 	n := e.number.Add(1)
 	id := kv.RequestID(e.name + "-" + strconv.FormatUint(n, 10))
 	s := newStream(e, id, e.cfg.MaxOutputs)
@@ -159,12 +155,14 @@ func (e *Engine) submit(r Request) (*Stream, error) {
 		}
 	case e.draining:
 		err = ErrDraining
+	case e.live.Load()+int64(r.N) > int64(e.cfg.MaxRequests):
+		err = ErrOverloaded
 	default:
+		e.live.Add(int64(r.N))
 		e.inbox = append(e.inbox, event{kind: evSubmit, stream: s})
 	}
 	e.mu.Unlock()
 	if err != nil {
-		e.leave(r.N)
 		return nil, err
 	}
 	e.ring()
