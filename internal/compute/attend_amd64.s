@@ -5,7 +5,7 @@
 #include "textflag.h"
 
 // func qkF16x1(q *float32, d int, base *byte, offs *int64, tiles int, s *float32, sstride int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·qkF16x1(SB), NOSPLIT, $0-56
 	MOVQ q+0(FP), AX
 	MOVQ d+8(FP), CX
@@ -17,20 +17,27 @@ TEXT ·qkF16x1(SB), NOSPLIT, $0-56
 	SHLQ $0x02, R8
 
 qkF16x1_tile:
-	MOVQ   (BX), R8
-	ADDQ   DX, R8
-	MOVQ   AX, R9
-	MOVQ   CX, R10
-	VPXORD Z0, Z0, Z0
+	MOVQ    (BX), R8
+	LEAQ    8(BX), R9
+	CMPQ    SI, $0x01
+	CMOVQEQ BX, R9
+	MOVQ    (R9), R9
+	ADDQ    DX, R8
+	ADDQ    DX, R9
+	MOVQ    AX, R10
+	MOVQ    CX, R11
+	VPXORD  Z0, Z0, Z0
 
 qkF16x1_dim:
 	VCVTPH2PS        (R8), Z1
-	VFMADD231PS.BCST (R9), Z1, Z0
+	VFMADD231PS.BCST (R10), Z1, Z0
 	VCVTPH2PS        32(R8), Z1
-	VFMADD231PS.BCST 4(R9), Z1, Z0
+	VFMADD231PS.BCST 4(R10), Z1, Z0
+	PREFETCHT0       (R9)
 	ADDQ             $0x00000040, R8
-	ADDQ             $0x00000008, R9
-	SUBQ             $0x00000002, R10
+	ADDQ             $0x00000040, R9
+	ADDQ             $0x00000008, R10
+	SUBQ             $0x00000002, R11
 	JNZ              qkF16x1_dim
 	MOVQ             DI, R8
 	VMOVUPS          Z0, (R8)
@@ -42,7 +49,7 @@ qkF16x1_dim:
 	RET
 
 // func qkF16x2(q *float32, d int, base *byte, offs *int64, tiles int, s *float32, sstride int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·qkF16x2(SB), NOSPLIT, $0-56
 	MOVQ q+0(FP), AX
 	MOVQ d+8(FP), CX
@@ -54,23 +61,30 @@ TEXT ·qkF16x2(SB), NOSPLIT, $0-56
 	SHLQ $0x02, R8
 
 qkF16x2_tile:
-	MOVQ   (BX), R9
-	ADDQ   DX, R9
-	MOVQ   AX, R10
-	MOVQ   CX, R11
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
+	MOVQ    (BX), R9
+	LEAQ    8(BX), R10
+	CMPQ    SI, $0x01
+	CMOVQEQ BX, R10
+	MOVQ    (R10), R10
+	ADDQ    DX, R9
+	ADDQ    DX, R10
+	MOVQ    AX, R11
+	MOVQ    CX, R12
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
 
 qkF16x2_dim:
 	VCVTPH2PS        (R9), Z2
-	VFMADD231PS.BCST (R10), Z2, Z0
-	VFMADD231PS.BCST 4(R10), Z2, Z1
+	VFMADD231PS.BCST (R11), Z2, Z0
+	VFMADD231PS.BCST 4(R11), Z2, Z1
 	VCVTPH2PS        32(R9), Z2
-	VFMADD231PS.BCST 8(R10), Z2, Z0
-	VFMADD231PS.BCST 12(R10), Z2, Z1
+	VFMADD231PS.BCST 8(R11), Z2, Z0
+	VFMADD231PS.BCST 12(R11), Z2, Z1
+	PREFETCHT0       (R10)
 	ADDQ             $0x00000040, R9
-	ADDQ             $0x00000010, R10
-	SUBQ             $0x00000002, R11
+	ADDQ             $0x00000040, R10
+	ADDQ             $0x00000010, R11
+	SUBQ             $0x00000002, R12
 	JNZ              qkF16x2_dim
 	MOVQ             DI, R9
 	VMOVUPS          Z0, (R9)
@@ -84,7 +98,7 @@ qkF16x2_dim:
 	RET
 
 // func qkF16x4(q *float32, d int, base *byte, offs *int64, tiles int, s *float32, sstride int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·qkF16x4(SB), NOSPLIT, $0-56
 	MOVQ q+0(FP), AX
 	MOVQ d+8(FP), CX
@@ -96,29 +110,36 @@ TEXT ·qkF16x4(SB), NOSPLIT, $0-56
 	SHLQ $0x02, R8
 
 qkF16x4_tile:
-	MOVQ   (BX), R9
-	ADDQ   DX, R9
-	MOVQ   AX, R10
-	MOVQ   CX, R11
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
+	MOVQ    (BX), R9
+	LEAQ    8(BX), R10
+	CMPQ    SI, $0x01
+	CMOVQEQ BX, R10
+	MOVQ    (R10), R10
+	ADDQ    DX, R9
+	ADDQ    DX, R10
+	MOVQ    AX, R11
+	MOVQ    CX, R12
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
 
 qkF16x4_dim:
 	VCVTPH2PS        (R9), Z4
-	VFMADD231PS.BCST (R10), Z4, Z0
-	VFMADD231PS.BCST 4(R10), Z4, Z1
-	VFMADD231PS.BCST 8(R10), Z4, Z2
-	VFMADD231PS.BCST 12(R10), Z4, Z3
+	VFMADD231PS.BCST (R11), Z4, Z0
+	VFMADD231PS.BCST 4(R11), Z4, Z1
+	VFMADD231PS.BCST 8(R11), Z4, Z2
+	VFMADD231PS.BCST 12(R11), Z4, Z3
 	VCVTPH2PS        32(R9), Z4
-	VFMADD231PS.BCST 16(R10), Z4, Z0
-	VFMADD231PS.BCST 20(R10), Z4, Z1
-	VFMADD231PS.BCST 24(R10), Z4, Z2
-	VFMADD231PS.BCST 28(R10), Z4, Z3
+	VFMADD231PS.BCST 16(R11), Z4, Z0
+	VFMADD231PS.BCST 20(R11), Z4, Z1
+	VFMADD231PS.BCST 24(R11), Z4, Z2
+	VFMADD231PS.BCST 28(R11), Z4, Z3
+	PREFETCHT0       (R10)
 	ADDQ             $0x00000040, R9
-	ADDQ             $0x00000020, R10
-	SUBQ             $0x00000002, R11
+	ADDQ             $0x00000040, R10
+	ADDQ             $0x00000020, R11
+	SUBQ             $0x00000002, R12
 	JNZ              qkF16x4_dim
 	MOVQ             DI, R9
 	VMOVUPS          Z0, (R9)
@@ -136,7 +157,7 @@ qkF16x4_dim:
 	RET
 
 // func qkF16x8(q *float32, d int, base *byte, offs *int64, tiles int, s *float32, sstride int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·qkF16x8(SB), NOSPLIT, $0-56
 	MOVQ q+0(FP), AX
 	MOVQ d+8(FP), CX
@@ -148,41 +169,48 @@ TEXT ·qkF16x8(SB), NOSPLIT, $0-56
 	SHLQ $0x02, R8
 
 qkF16x8_tile:
-	MOVQ   (BX), R9
-	ADDQ   DX, R9
-	MOVQ   AX, R10
-	MOVQ   CX, R11
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
+	MOVQ    (BX), R9
+	LEAQ    8(BX), R10
+	CMPQ    SI, $0x01
+	CMOVQEQ BX, R10
+	MOVQ    (R10), R10
+	ADDQ    DX, R9
+	ADDQ    DX, R10
+	MOVQ    AX, R11
+	MOVQ    CX, R12
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
 
 qkF16x8_dim:
 	VCVTPH2PS        (R9), Z8
-	VFMADD231PS.BCST (R10), Z8, Z0
-	VFMADD231PS.BCST 4(R10), Z8, Z1
-	VFMADD231PS.BCST 8(R10), Z8, Z2
-	VFMADD231PS.BCST 12(R10), Z8, Z3
-	VFMADD231PS.BCST 16(R10), Z8, Z4
-	VFMADD231PS.BCST 20(R10), Z8, Z5
-	VFMADD231PS.BCST 24(R10), Z8, Z6
-	VFMADD231PS.BCST 28(R10), Z8, Z7
+	VFMADD231PS.BCST (R11), Z8, Z0
+	VFMADD231PS.BCST 4(R11), Z8, Z1
+	VFMADD231PS.BCST 8(R11), Z8, Z2
+	VFMADD231PS.BCST 12(R11), Z8, Z3
+	VFMADD231PS.BCST 16(R11), Z8, Z4
+	VFMADD231PS.BCST 20(R11), Z8, Z5
+	VFMADD231PS.BCST 24(R11), Z8, Z6
+	VFMADD231PS.BCST 28(R11), Z8, Z7
 	VCVTPH2PS        32(R9), Z8
-	VFMADD231PS.BCST 32(R10), Z8, Z0
-	VFMADD231PS.BCST 36(R10), Z8, Z1
-	VFMADD231PS.BCST 40(R10), Z8, Z2
-	VFMADD231PS.BCST 44(R10), Z8, Z3
-	VFMADD231PS.BCST 48(R10), Z8, Z4
-	VFMADD231PS.BCST 52(R10), Z8, Z5
-	VFMADD231PS.BCST 56(R10), Z8, Z6
-	VFMADD231PS.BCST 60(R10), Z8, Z7
+	VFMADD231PS.BCST 32(R11), Z8, Z0
+	VFMADD231PS.BCST 36(R11), Z8, Z1
+	VFMADD231PS.BCST 40(R11), Z8, Z2
+	VFMADD231PS.BCST 44(R11), Z8, Z3
+	VFMADD231PS.BCST 48(R11), Z8, Z4
+	VFMADD231PS.BCST 52(R11), Z8, Z5
+	VFMADD231PS.BCST 56(R11), Z8, Z6
+	VFMADD231PS.BCST 60(R11), Z8, Z7
+	PREFETCHT0       (R10)
 	ADDQ             $0x00000040, R9
 	ADDQ             $0x00000040, R10
-	SUBQ             $0x00000002, R11
+	ADDQ             $0x00000040, R11
+	SUBQ             $0x00000002, R12
 	JNZ              qkF16x8_dim
 	MOVQ             DI, R9
 	VMOVUPS          Z0, (R9)
@@ -208,7 +236,7 @@ qkF16x8_dim:
 	RET
 
 // func qkF16x16(q *float32, d int, base *byte, offs *int64, tiles int, s *float32, sstride int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·qkF16x16(SB), NOSPLIT, $0-56
 	MOVQ q+0(FP), AX
 	MOVQ d+8(FP), CX
@@ -220,65 +248,72 @@ TEXT ·qkF16x16(SB), NOSPLIT, $0-56
 	SHLQ $0x02, R8
 
 qkF16x16_tile:
-	MOVQ   (BX), R9
-	ADDQ   DX, R9
-	MOVQ   AX, R10
-	MOVQ   CX, R11
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
+	MOVQ    (BX), R9
+	LEAQ    8(BX), R10
+	CMPQ    SI, $0x01
+	CMOVQEQ BX, R10
+	MOVQ    (R10), R10
+	ADDQ    DX, R9
+	ADDQ    DX, R10
+	MOVQ    AX, R11
+	MOVQ    CX, R12
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
 
 qkF16x16_dim:
 	VCVTPH2PS        (R9), Z16
-	VFMADD231PS.BCST (R10), Z16, Z0
-	VFMADD231PS.BCST 4(R10), Z16, Z1
-	VFMADD231PS.BCST 8(R10), Z16, Z2
-	VFMADD231PS.BCST 12(R10), Z16, Z3
-	VFMADD231PS.BCST 16(R10), Z16, Z4
-	VFMADD231PS.BCST 20(R10), Z16, Z5
-	VFMADD231PS.BCST 24(R10), Z16, Z6
-	VFMADD231PS.BCST 28(R10), Z16, Z7
-	VFMADD231PS.BCST 32(R10), Z16, Z8
-	VFMADD231PS.BCST 36(R10), Z16, Z9
-	VFMADD231PS.BCST 40(R10), Z16, Z10
-	VFMADD231PS.BCST 44(R10), Z16, Z11
-	VFMADD231PS.BCST 48(R10), Z16, Z12
-	VFMADD231PS.BCST 52(R10), Z16, Z13
-	VFMADD231PS.BCST 56(R10), Z16, Z14
-	VFMADD231PS.BCST 60(R10), Z16, Z15
+	VFMADD231PS.BCST (R11), Z16, Z0
+	VFMADD231PS.BCST 4(R11), Z16, Z1
+	VFMADD231PS.BCST 8(R11), Z16, Z2
+	VFMADD231PS.BCST 12(R11), Z16, Z3
+	VFMADD231PS.BCST 16(R11), Z16, Z4
+	VFMADD231PS.BCST 20(R11), Z16, Z5
+	VFMADD231PS.BCST 24(R11), Z16, Z6
+	VFMADD231PS.BCST 28(R11), Z16, Z7
+	VFMADD231PS.BCST 32(R11), Z16, Z8
+	VFMADD231PS.BCST 36(R11), Z16, Z9
+	VFMADD231PS.BCST 40(R11), Z16, Z10
+	VFMADD231PS.BCST 44(R11), Z16, Z11
+	VFMADD231PS.BCST 48(R11), Z16, Z12
+	VFMADD231PS.BCST 52(R11), Z16, Z13
+	VFMADD231PS.BCST 56(R11), Z16, Z14
+	VFMADD231PS.BCST 60(R11), Z16, Z15
 	VCVTPH2PS        32(R9), Z16
-	VFMADD231PS.BCST 64(R10), Z16, Z0
-	VFMADD231PS.BCST 68(R10), Z16, Z1
-	VFMADD231PS.BCST 72(R10), Z16, Z2
-	VFMADD231PS.BCST 76(R10), Z16, Z3
-	VFMADD231PS.BCST 80(R10), Z16, Z4
-	VFMADD231PS.BCST 84(R10), Z16, Z5
-	VFMADD231PS.BCST 88(R10), Z16, Z6
-	VFMADD231PS.BCST 92(R10), Z16, Z7
-	VFMADD231PS.BCST 96(R10), Z16, Z8
-	VFMADD231PS.BCST 100(R10), Z16, Z9
-	VFMADD231PS.BCST 104(R10), Z16, Z10
-	VFMADD231PS.BCST 108(R10), Z16, Z11
-	VFMADD231PS.BCST 112(R10), Z16, Z12
-	VFMADD231PS.BCST 116(R10), Z16, Z13
-	VFMADD231PS.BCST 120(R10), Z16, Z14
-	VFMADD231PS.BCST 124(R10), Z16, Z15
+	VFMADD231PS.BCST 64(R11), Z16, Z0
+	VFMADD231PS.BCST 68(R11), Z16, Z1
+	VFMADD231PS.BCST 72(R11), Z16, Z2
+	VFMADD231PS.BCST 76(R11), Z16, Z3
+	VFMADD231PS.BCST 80(R11), Z16, Z4
+	VFMADD231PS.BCST 84(R11), Z16, Z5
+	VFMADD231PS.BCST 88(R11), Z16, Z6
+	VFMADD231PS.BCST 92(R11), Z16, Z7
+	VFMADD231PS.BCST 96(R11), Z16, Z8
+	VFMADD231PS.BCST 100(R11), Z16, Z9
+	VFMADD231PS.BCST 104(R11), Z16, Z10
+	VFMADD231PS.BCST 108(R11), Z16, Z11
+	VFMADD231PS.BCST 112(R11), Z16, Z12
+	VFMADD231PS.BCST 116(R11), Z16, Z13
+	VFMADD231PS.BCST 120(R11), Z16, Z14
+	VFMADD231PS.BCST 124(R11), Z16, Z15
+	PREFETCHT0       (R10)
 	ADDQ             $0x00000040, R9
-	ADDQ             $0x00000080, R10
-	SUBQ             $0x00000002, R11
+	ADDQ             $0x00000040, R10
+	ADDQ             $0x00000080, R11
+	SUBQ             $0x00000002, R12
 	JNZ              qkF16x16_dim
 	MOVQ             DI, R9
 	VMOVUPS          Z0, (R9)
@@ -320,7 +355,7 @@ qkF16x16_dim:
 	RET
 
 // func pvF16x1x64(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF16x1x64(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -337,11 +372,15 @@ TEXT ·pvF16x1x64(SB), NOSPLIT, $0-64
 
 pvF16x1x64_tile:
 	MOVQ    (BX), CX
+	LEAQ    8(BX), R8
+	MOVQ    $0x0000000000000010, R9
+	CMPQ    SI, R9
+	CMOVQLT SI, R9
+	SUBQ    R9, SI
+	CMOVQEQ BX, R8
+	MOVQ    (R8), R8
 	ADDQ    DX, CX
-	MOVQ    $0x0000000000000010, R8
-	CMPQ    SI, R8
-	CMOVQLT SI, R8
-	SUBQ    R8, SI
+	ADDQ    DX, R8
 
 pvF16x1x64_token:
 	VCVTPH2PS        (CX), Z4
@@ -352,9 +391,12 @@ pvF16x1x64_token:
 	VFMADD231PS.BCST (AX), Z5, Z1
 	VFMADD231PS.BCST (AX), Z6, Z2
 	VFMADD231PS.BCST (AX), Z7, Z3
+	PREFETCHT0       (R8)
+	PREFETCHT0       64(R8)
 	ADDQ             $0x00000004, AX
 	ADDQ             DI, CX
-	DECQ             R8
+	ADDQ             DI, R8
+	DECQ             R9
 	JNZ              pvF16x1x64_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -370,7 +412,7 @@ pvF16x1x64_token:
 	RET
 
 // func pvF16x2x64(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF16x2x64(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -392,11 +434,15 @@ TEXT ·pvF16x2x64(SB), NOSPLIT, $0-64
 
 pvF16x2x64_tile:
 	MOVQ    (BX), R8
+	LEAQ    8(BX), R9
+	MOVQ    $0x0000000000000010, R10
+	CMPQ    SI, R10
+	CMOVQLT SI, R10
+	SUBQ    R10, SI
+	CMOVQEQ BX, R9
+	MOVQ    (R9), R9
 	ADDQ    DX, R8
-	MOVQ    $0x0000000000000010, R9
-	CMPQ    SI, R9
-	CMOVQLT SI, R9
-	SUBQ    R9, SI
+	ADDQ    DX, R9
 
 pvF16x2x64_token:
 	VCVTPH2PS        (R8), Z8
@@ -411,10 +457,13 @@ pvF16x2x64_token:
 	VFMADD231PS.BCST (CX), Z9, Z5
 	VFMADD231PS.BCST (CX), Z10, Z6
 	VFMADD231PS.BCST (CX), Z11, Z7
+	PREFETCHT0       (R9)
+	PREFETCHT0       64(R9)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R8
-	DECQ             R9
+	ADDQ             DI, R9
+	DECQ             R10
 	JNZ              pvF16x2x64_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -435,7 +484,7 @@ pvF16x2x64_token:
 	RET
 
 // func pvF16x3x64(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF16x3x64(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -462,11 +511,15 @@ TEXT ·pvF16x3x64(SB), NOSPLIT, $0-64
 
 pvF16x3x64_tile:
 	MOVQ    (BX), R9
+	LEAQ    8(BX), R10
+	MOVQ    $0x0000000000000010, R11
+	CMPQ    SI, R11
+	CMOVQLT SI, R11
+	SUBQ    R11, SI
+	CMOVQEQ BX, R10
+	MOVQ    (R10), R10
 	ADDQ    DX, R9
-	MOVQ    $0x0000000000000010, R10
-	CMPQ    SI, R10
-	CMOVQLT SI, R10
-	SUBQ    R10, SI
+	ADDQ    DX, R10
 
 pvF16x3x64_token:
 	VCVTPH2PS        (R9), Z12
@@ -485,11 +538,14 @@ pvF16x3x64_token:
 	VFMADD231PS.BCST (CX), Z13, Z9
 	VFMADD231PS.BCST (CX), Z14, Z10
 	VFMADD231PS.BCST (CX), Z15, Z11
+	PREFETCHT0       (R10)
+	PREFETCHT0       64(R10)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R9
-	DECQ             R10
+	ADDQ             DI, R10
+	DECQ             R11
 	JNZ              pvF16x3x64_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -515,7 +571,7 @@ pvF16x3x64_token:
 	RET
 
 // func pvF16x4x64(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF16x4x64(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -547,11 +603,15 @@ TEXT ·pvF16x4x64(SB), NOSPLIT, $0-64
 
 pvF16x4x64_tile:
 	MOVQ    (BX), R10
+	LEAQ    8(BX), R11
+	MOVQ    $0x0000000000000010, R12
+	CMPQ    SI, R12
+	CMOVQLT SI, R12
+	SUBQ    R12, SI
+	CMOVQEQ BX, R11
+	MOVQ    (R11), R11
 	ADDQ    DX, R10
-	MOVQ    $0x0000000000000010, R11
-	CMPQ    SI, R11
-	CMOVQLT SI, R11
-	SUBQ    R11, SI
+	ADDQ    DX, R11
 
 pvF16x4x64_token:
 	VCVTPH2PS        (R10), Z16
@@ -574,12 +634,15 @@ pvF16x4x64_token:
 	VFMADD231PS.BCST (CX), Z17, Z13
 	VFMADD231PS.BCST (CX), Z18, Z14
 	VFMADD231PS.BCST (CX), Z19, Z15
+	PREFETCHT0       (R11)
+	PREFETCHT0       64(R11)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, R9
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R10
-	DECQ             R11
+	ADDQ             DI, R11
+	DECQ             R12
 	JNZ              pvF16x4x64_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -610,7 +673,7 @@ pvF16x4x64_token:
 	RET
 
 // func pvF16x6x64(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF16x6x64(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -652,11 +715,15 @@ TEXT ·pvF16x6x64(SB), NOSPLIT, $0-64
 
 pvF16x6x64_tile:
 	MOVQ    (BX), R12
+	LEAQ    8(BX), R13
+	MOVQ    $0x0000000000000010, R14
+	CMPQ    SI, R14
+	CMOVQLT SI, R14
+	SUBQ    R14, SI
+	CMOVQEQ BX, R13
+	MOVQ    (R13), R13
 	ADDQ    DX, R12
-	MOVQ    $0x0000000000000010, R13
-	CMPQ    SI, R13
-	CMOVQLT SI, R13
-	SUBQ    R13, SI
+	ADDQ    DX, R13
 
 pvF16x6x64_token:
 	VCVTPH2PS        (R12), Z24
@@ -687,6 +754,8 @@ pvF16x6x64_token:
 	VFMADD231PS.BCST (CX), Z25, Z21
 	VFMADD231PS.BCST (CX), Z26, Z22
 	VFMADD231PS.BCST (CX), Z27, Z23
+	PREFETCHT0       (R13)
+	PREFETCHT0       64(R13)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, R9
@@ -694,7 +763,8 @@ pvF16x6x64_token:
 	ADDQ             $0x00000004, R11
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R12
-	DECQ             R13
+	ADDQ             DI, R13
+	DECQ             R14
 	JNZ              pvF16x6x64_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -735,7 +805,7 @@ pvF16x6x64_token:
 	RET
 
 // func pvF16x1x32(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF16x1x32(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -750,20 +820,26 @@ TEXT ·pvF16x1x32(SB), NOSPLIT, $0-64
 
 pvF16x1x32_tile:
 	MOVQ    (BX), CX
+	LEAQ    8(BX), R8
+	MOVQ    $0x0000000000000010, R9
+	CMPQ    SI, R9
+	CMOVQLT SI, R9
+	SUBQ    R9, SI
+	CMOVQEQ BX, R8
+	MOVQ    (R8), R8
 	ADDQ    DX, CX
-	MOVQ    $0x0000000000000010, R8
-	CMPQ    SI, R8
-	CMOVQLT SI, R8
-	SUBQ    R8, SI
+	ADDQ    DX, R8
 
 pvF16x1x32_token:
 	VCVTPH2PS        (CX), Z2
 	VCVTPH2PS        32(CX), Z3
 	VFMADD231PS.BCST (AX), Z2, Z0
 	VFMADD231PS.BCST (AX), Z3, Z1
+	PREFETCHT0       (R8)
 	ADDQ             $0x00000004, AX
 	ADDQ             DI, CX
-	DECQ             R8
+	ADDQ             DI, R8
+	DECQ             R9
 	JNZ              pvF16x1x32_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -777,7 +853,7 @@ pvF16x1x32_token:
 	RET
 
 // func pvF16x2x32(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF16x2x32(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -795,11 +871,15 @@ TEXT ·pvF16x2x32(SB), NOSPLIT, $0-64
 
 pvF16x2x32_tile:
 	MOVQ    (BX), R8
+	LEAQ    8(BX), R9
+	MOVQ    $0x0000000000000010, R10
+	CMPQ    SI, R10
+	CMOVQLT SI, R10
+	SUBQ    R10, SI
+	CMOVQEQ BX, R9
+	MOVQ    (R9), R9
 	ADDQ    DX, R8
-	MOVQ    $0x0000000000000010, R9
-	CMPQ    SI, R9
-	CMOVQLT SI, R9
-	SUBQ    R9, SI
+	ADDQ    DX, R9
 
 pvF16x2x32_token:
 	VCVTPH2PS        (R8), Z4
@@ -808,10 +888,12 @@ pvF16x2x32_token:
 	VFMADD231PS.BCST (AX), Z5, Z1
 	VFMADD231PS.BCST (CX), Z4, Z2
 	VFMADD231PS.BCST (CX), Z5, Z3
+	PREFETCHT0       (R9)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R8
-	DECQ             R9
+	ADDQ             DI, R9
+	DECQ             R10
 	JNZ              pvF16x2x32_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -828,7 +910,7 @@ pvF16x2x32_token:
 	RET
 
 // func pvF16x3x32(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF16x3x32(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -849,11 +931,15 @@ TEXT ·pvF16x3x32(SB), NOSPLIT, $0-64
 
 pvF16x3x32_tile:
 	MOVQ    (BX), R9
+	LEAQ    8(BX), R10
+	MOVQ    $0x0000000000000010, R11
+	CMPQ    SI, R11
+	CMOVQLT SI, R11
+	SUBQ    R11, SI
+	CMOVQEQ BX, R10
+	MOVQ    (R10), R10
 	ADDQ    DX, R9
-	MOVQ    $0x0000000000000010, R10
-	CMPQ    SI, R10
-	CMOVQLT SI, R10
-	SUBQ    R10, SI
+	ADDQ    DX, R10
 
 pvF16x3x32_token:
 	VCVTPH2PS        (R9), Z6
@@ -864,11 +950,13 @@ pvF16x3x32_token:
 	VFMADD231PS.BCST (R8), Z7, Z3
 	VFMADD231PS.BCST (CX), Z6, Z4
 	VFMADD231PS.BCST (CX), Z7, Z5
+	PREFETCHT0       (R10)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R9
-	DECQ             R10
+	ADDQ             DI, R10
+	DECQ             R11
 	JNZ              pvF16x3x32_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -888,7 +976,7 @@ pvF16x3x32_token:
 	RET
 
 // func pvF16x4x32(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF16x4x32(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -912,11 +1000,15 @@ TEXT ·pvF16x4x32(SB), NOSPLIT, $0-64
 
 pvF16x4x32_tile:
 	MOVQ    (BX), R10
+	LEAQ    8(BX), R11
+	MOVQ    $0x0000000000000010, R12
+	CMPQ    SI, R12
+	CMOVQLT SI, R12
+	SUBQ    R12, SI
+	CMOVQEQ BX, R11
+	MOVQ    (R11), R11
 	ADDQ    DX, R10
-	MOVQ    $0x0000000000000010, R11
-	CMPQ    SI, R11
-	CMOVQLT SI, R11
-	SUBQ    R11, SI
+	ADDQ    DX, R11
 
 pvF16x4x32_token:
 	VCVTPH2PS        (R10), Z8
@@ -929,12 +1021,14 @@ pvF16x4x32_token:
 	VFMADD231PS.BCST (R9), Z9, Z5
 	VFMADD231PS.BCST (CX), Z8, Z6
 	VFMADD231PS.BCST (CX), Z9, Z7
+	PREFETCHT0       (R11)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, R9
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R10
-	DECQ             R11
+	ADDQ             DI, R11
+	DECQ             R12
 	JNZ              pvF16x4x32_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -957,7 +1051,7 @@ pvF16x4x32_token:
 	RET
 
 // func pvF16x6x32(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF16x6x32(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -987,11 +1081,15 @@ TEXT ·pvF16x6x32(SB), NOSPLIT, $0-64
 
 pvF16x6x32_tile:
 	MOVQ    (BX), R12
+	LEAQ    8(BX), R13
+	MOVQ    $0x0000000000000010, R14
+	CMPQ    SI, R14
+	CMOVQLT SI, R14
+	SUBQ    R14, SI
+	CMOVQEQ BX, R13
+	MOVQ    (R13), R13
 	ADDQ    DX, R12
-	MOVQ    $0x0000000000000010, R13
-	CMPQ    SI, R13
-	CMOVQLT SI, R13
-	SUBQ    R13, SI
+	ADDQ    DX, R13
 
 pvF16x6x32_token:
 	VCVTPH2PS        (R12), Z12
@@ -1008,6 +1106,7 @@ pvF16x6x32_token:
 	VFMADD231PS.BCST (R11), Z13, Z9
 	VFMADD231PS.BCST (CX), Z12, Z10
 	VFMADD231PS.BCST (CX), Z13, Z11
+	PREFETCHT0       (R13)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, R9
@@ -1015,7 +1114,8 @@ pvF16x6x32_token:
 	ADDQ             $0x00000004, R11
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R12
-	DECQ             R13
+	ADDQ             DI, R13
+	DECQ             R14
 	JNZ              pvF16x6x32_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -1044,7 +1144,7 @@ pvF16x6x32_token:
 	RET
 
 // func pvF16x1x16(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF16x1x16(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -1058,18 +1158,24 @@ TEXT ·pvF16x1x16(SB), NOSPLIT, $0-64
 
 pvF16x1x16_tile:
 	MOVQ    (BX), CX
+	LEAQ    8(BX), R8
+	MOVQ    $0x0000000000000010, R9
+	CMPQ    SI, R9
+	CMOVQLT SI, R9
+	SUBQ    R9, SI
+	CMOVQEQ BX, R8
+	MOVQ    (R8), R8
 	ADDQ    DX, CX
-	MOVQ    $0x0000000000000010, R8
-	CMPQ    SI, R8
-	CMOVQLT SI, R8
-	SUBQ    R8, SI
+	ADDQ    DX, R8
 
 pvF16x1x16_token:
 	VCVTPH2PS        (CX), Z1
 	VFMADD231PS.BCST (AX), Z1, Z0
+	PREFETCHT0       (R8)
 	ADDQ             $0x00000004, AX
 	ADDQ             DI, CX
-	DECQ             R8
+	ADDQ             DI, R8
+	DECQ             R9
 	JNZ              pvF16x1x16_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -1082,7 +1188,7 @@ pvF16x1x16_token:
 	RET
 
 // func pvF16x2x16(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF16x2x16(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -1098,20 +1204,26 @@ TEXT ·pvF16x2x16(SB), NOSPLIT, $0-64
 
 pvF16x2x16_tile:
 	MOVQ    (BX), R8
+	LEAQ    8(BX), R9
+	MOVQ    $0x0000000000000010, R10
+	CMPQ    SI, R10
+	CMOVQLT SI, R10
+	SUBQ    R10, SI
+	CMOVQEQ BX, R9
+	MOVQ    (R9), R9
 	ADDQ    DX, R8
-	MOVQ    $0x0000000000000010, R9
-	CMPQ    SI, R9
-	CMOVQLT SI, R9
-	SUBQ    R9, SI
+	ADDQ    DX, R9
 
 pvF16x2x16_token:
 	VCVTPH2PS        (R8), Z2
 	VFMADD231PS.BCST (AX), Z2, Z0
 	VFMADD231PS.BCST (CX), Z2, Z1
+	PREFETCHT0       (R9)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R8
-	DECQ             R9
+	ADDQ             DI, R9
+	DECQ             R10
 	JNZ              pvF16x2x16_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -1126,7 +1238,7 @@ pvF16x2x16_token:
 	RET
 
 // func pvF16x3x16(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF16x3x16(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -1144,22 +1256,28 @@ TEXT ·pvF16x3x16(SB), NOSPLIT, $0-64
 
 pvF16x3x16_tile:
 	MOVQ    (BX), R9
+	LEAQ    8(BX), R10
+	MOVQ    $0x0000000000000010, R11
+	CMPQ    SI, R11
+	CMOVQLT SI, R11
+	SUBQ    R11, SI
+	CMOVQEQ BX, R10
+	MOVQ    (R10), R10
 	ADDQ    DX, R9
-	MOVQ    $0x0000000000000010, R10
-	CMPQ    SI, R10
-	CMOVQLT SI, R10
-	SUBQ    R10, SI
+	ADDQ    DX, R10
 
 pvF16x3x16_token:
 	VCVTPH2PS        (R9), Z3
 	VFMADD231PS.BCST (AX), Z3, Z0
 	VFMADD231PS.BCST (R8), Z3, Z1
 	VFMADD231PS.BCST (CX), Z3, Z2
+	PREFETCHT0       (R10)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R9
-	DECQ             R10
+	ADDQ             DI, R10
+	DECQ             R11
 	JNZ              pvF16x3x16_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -1176,7 +1294,7 @@ pvF16x3x16_token:
 	RET
 
 // func pvF16x4x16(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF16x4x16(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -1196,11 +1314,15 @@ TEXT ·pvF16x4x16(SB), NOSPLIT, $0-64
 
 pvF16x4x16_tile:
 	MOVQ    (BX), R10
+	LEAQ    8(BX), R11
+	MOVQ    $0x0000000000000010, R12
+	CMPQ    SI, R12
+	CMOVQLT SI, R12
+	SUBQ    R12, SI
+	CMOVQEQ BX, R11
+	MOVQ    (R11), R11
 	ADDQ    DX, R10
-	MOVQ    $0x0000000000000010, R11
-	CMPQ    SI, R11
-	CMOVQLT SI, R11
-	SUBQ    R11, SI
+	ADDQ    DX, R11
 
 pvF16x4x16_token:
 	VCVTPH2PS        (R10), Z4
@@ -1208,12 +1330,14 @@ pvF16x4x16_token:
 	VFMADD231PS.BCST (R8), Z4, Z1
 	VFMADD231PS.BCST (R9), Z4, Z2
 	VFMADD231PS.BCST (CX), Z4, Z3
+	PREFETCHT0       (R11)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, R9
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R10
-	DECQ             R11
+	ADDQ             DI, R11
+	DECQ             R12
 	JNZ              pvF16x4x16_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -1232,7 +1356,7 @@ pvF16x4x16_token:
 	RET
 
 // func pvF16x6x16(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF16x6x16(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -1256,11 +1380,15 @@ TEXT ·pvF16x6x16(SB), NOSPLIT, $0-64
 
 pvF16x6x16_tile:
 	MOVQ    (BX), R12
+	LEAQ    8(BX), R13
+	MOVQ    $0x0000000000000010, R14
+	CMPQ    SI, R14
+	CMOVQLT SI, R14
+	SUBQ    R14, SI
+	CMOVQEQ BX, R13
+	MOVQ    (R13), R13
 	ADDQ    DX, R12
-	MOVQ    $0x0000000000000010, R13
-	CMPQ    SI, R13
-	CMOVQLT SI, R13
-	SUBQ    R13, SI
+	ADDQ    DX, R13
 
 pvF16x6x16_token:
 	VCVTPH2PS        (R12), Z6
@@ -1270,6 +1398,7 @@ pvF16x6x16_token:
 	VFMADD231PS.BCST (R10), Z6, Z3
 	VFMADD231PS.BCST (R11), Z6, Z4
 	VFMADD231PS.BCST (CX), Z6, Z5
+	PREFETCHT0       (R13)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, R9
@@ -1277,7 +1406,8 @@ pvF16x6x16_token:
 	ADDQ             $0x00000004, R11
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R12
-	DECQ             R13
+	ADDQ             DI, R13
+	DECQ             R14
 	JNZ              pvF16x6x16_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -1300,7 +1430,7 @@ pvF16x6x16_token:
 	RET
 
 // func qkF32x1(q *float32, d int, base *byte, offs *int64, tiles int, s *float32, sstride int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·qkF32x1(SB), NOSPLIT, $0-56
 	MOVQ q+0(FP), AX
 	MOVQ d+8(FP), CX
@@ -1312,20 +1442,28 @@ TEXT ·qkF32x1(SB), NOSPLIT, $0-56
 	SHLQ $0x02, R8
 
 qkF32x1_tile:
-	MOVQ   (BX), R8
-	ADDQ   DX, R8
-	MOVQ   AX, R9
-	MOVQ   CX, R10
-	VPXORD Z0, Z0, Z0
+	MOVQ    (BX), R8
+	LEAQ    8(BX), R9
+	CMPQ    SI, $0x01
+	CMOVQEQ BX, R9
+	MOVQ    (R9), R9
+	ADDQ    DX, R8
+	ADDQ    DX, R9
+	MOVQ    AX, R10
+	MOVQ    CX, R11
+	VPXORD  Z0, Z0, Z0
 
 qkF32x1_dim:
 	VMOVUPS          (R8), Z1
-	VFMADD231PS.BCST (R9), Z1, Z0
+	VFMADD231PS.BCST (R10), Z1, Z0
 	VMOVUPS          64(R8), Z1
-	VFMADD231PS.BCST 4(R9), Z1, Z0
+	VFMADD231PS.BCST 4(R10), Z1, Z0
+	PREFETCHT0       (R9)
+	PREFETCHT0       64(R9)
 	ADDQ             $0x00000080, R8
-	ADDQ             $0x00000008, R9
-	SUBQ             $0x00000002, R10
+	ADDQ             $0x00000080, R9
+	ADDQ             $0x00000008, R10
+	SUBQ             $0x00000002, R11
 	JNZ              qkF32x1_dim
 	MOVQ             DI, R8
 	VMOVUPS          Z0, (R8)
@@ -1337,7 +1475,7 @@ qkF32x1_dim:
 	RET
 
 // func qkF32x2(q *float32, d int, base *byte, offs *int64, tiles int, s *float32, sstride int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·qkF32x2(SB), NOSPLIT, $0-56
 	MOVQ q+0(FP), AX
 	MOVQ d+8(FP), CX
@@ -1349,23 +1487,31 @@ TEXT ·qkF32x2(SB), NOSPLIT, $0-56
 	SHLQ $0x02, R8
 
 qkF32x2_tile:
-	MOVQ   (BX), R9
-	ADDQ   DX, R9
-	MOVQ   AX, R10
-	MOVQ   CX, R11
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
+	MOVQ    (BX), R9
+	LEAQ    8(BX), R10
+	CMPQ    SI, $0x01
+	CMOVQEQ BX, R10
+	MOVQ    (R10), R10
+	ADDQ    DX, R9
+	ADDQ    DX, R10
+	MOVQ    AX, R11
+	MOVQ    CX, R12
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
 
 qkF32x2_dim:
 	VMOVUPS          (R9), Z2
-	VFMADD231PS.BCST (R10), Z2, Z0
-	VFMADD231PS.BCST 4(R10), Z2, Z1
+	VFMADD231PS.BCST (R11), Z2, Z0
+	VFMADD231PS.BCST 4(R11), Z2, Z1
 	VMOVUPS          64(R9), Z2
-	VFMADD231PS.BCST 8(R10), Z2, Z0
-	VFMADD231PS.BCST 12(R10), Z2, Z1
+	VFMADD231PS.BCST 8(R11), Z2, Z0
+	VFMADD231PS.BCST 12(R11), Z2, Z1
+	PREFETCHT0       (R10)
+	PREFETCHT0       64(R10)
 	ADDQ             $0x00000080, R9
-	ADDQ             $0x00000010, R10
-	SUBQ             $0x00000002, R11
+	ADDQ             $0x00000080, R10
+	ADDQ             $0x00000010, R11
+	SUBQ             $0x00000002, R12
 	JNZ              qkF32x2_dim
 	MOVQ             DI, R9
 	VMOVUPS          Z0, (R9)
@@ -1379,7 +1525,7 @@ qkF32x2_dim:
 	RET
 
 // func qkF32x4(q *float32, d int, base *byte, offs *int64, tiles int, s *float32, sstride int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·qkF32x4(SB), NOSPLIT, $0-56
 	MOVQ q+0(FP), AX
 	MOVQ d+8(FP), CX
@@ -1391,29 +1537,37 @@ TEXT ·qkF32x4(SB), NOSPLIT, $0-56
 	SHLQ $0x02, R8
 
 qkF32x4_tile:
-	MOVQ   (BX), R9
-	ADDQ   DX, R9
-	MOVQ   AX, R10
-	MOVQ   CX, R11
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
+	MOVQ    (BX), R9
+	LEAQ    8(BX), R10
+	CMPQ    SI, $0x01
+	CMOVQEQ BX, R10
+	MOVQ    (R10), R10
+	ADDQ    DX, R9
+	ADDQ    DX, R10
+	MOVQ    AX, R11
+	MOVQ    CX, R12
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
 
 qkF32x4_dim:
 	VMOVUPS          (R9), Z4
-	VFMADD231PS.BCST (R10), Z4, Z0
-	VFMADD231PS.BCST 4(R10), Z4, Z1
-	VFMADD231PS.BCST 8(R10), Z4, Z2
-	VFMADD231PS.BCST 12(R10), Z4, Z3
+	VFMADD231PS.BCST (R11), Z4, Z0
+	VFMADD231PS.BCST 4(R11), Z4, Z1
+	VFMADD231PS.BCST 8(R11), Z4, Z2
+	VFMADD231PS.BCST 12(R11), Z4, Z3
 	VMOVUPS          64(R9), Z4
-	VFMADD231PS.BCST 16(R10), Z4, Z0
-	VFMADD231PS.BCST 20(R10), Z4, Z1
-	VFMADD231PS.BCST 24(R10), Z4, Z2
-	VFMADD231PS.BCST 28(R10), Z4, Z3
+	VFMADD231PS.BCST 16(R11), Z4, Z0
+	VFMADD231PS.BCST 20(R11), Z4, Z1
+	VFMADD231PS.BCST 24(R11), Z4, Z2
+	VFMADD231PS.BCST 28(R11), Z4, Z3
+	PREFETCHT0       (R10)
+	PREFETCHT0       64(R10)
 	ADDQ             $0x00000080, R9
-	ADDQ             $0x00000020, R10
-	SUBQ             $0x00000002, R11
+	ADDQ             $0x00000080, R10
+	ADDQ             $0x00000020, R11
+	SUBQ             $0x00000002, R12
 	JNZ              qkF32x4_dim
 	MOVQ             DI, R9
 	VMOVUPS          Z0, (R9)
@@ -1431,7 +1585,7 @@ qkF32x4_dim:
 	RET
 
 // func qkF32x8(q *float32, d int, base *byte, offs *int64, tiles int, s *float32, sstride int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·qkF32x8(SB), NOSPLIT, $0-56
 	MOVQ q+0(FP), AX
 	MOVQ d+8(FP), CX
@@ -1443,41 +1597,49 @@ TEXT ·qkF32x8(SB), NOSPLIT, $0-56
 	SHLQ $0x02, R8
 
 qkF32x8_tile:
-	MOVQ   (BX), R9
-	ADDQ   DX, R9
-	MOVQ   AX, R10
-	MOVQ   CX, R11
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
+	MOVQ    (BX), R9
+	LEAQ    8(BX), R10
+	CMPQ    SI, $0x01
+	CMOVQEQ BX, R10
+	MOVQ    (R10), R10
+	ADDQ    DX, R9
+	ADDQ    DX, R10
+	MOVQ    AX, R11
+	MOVQ    CX, R12
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
 
 qkF32x8_dim:
 	VMOVUPS          (R9), Z8
-	VFMADD231PS.BCST (R10), Z8, Z0
-	VFMADD231PS.BCST 4(R10), Z8, Z1
-	VFMADD231PS.BCST 8(R10), Z8, Z2
-	VFMADD231PS.BCST 12(R10), Z8, Z3
-	VFMADD231PS.BCST 16(R10), Z8, Z4
-	VFMADD231PS.BCST 20(R10), Z8, Z5
-	VFMADD231PS.BCST 24(R10), Z8, Z6
-	VFMADD231PS.BCST 28(R10), Z8, Z7
+	VFMADD231PS.BCST (R11), Z8, Z0
+	VFMADD231PS.BCST 4(R11), Z8, Z1
+	VFMADD231PS.BCST 8(R11), Z8, Z2
+	VFMADD231PS.BCST 12(R11), Z8, Z3
+	VFMADD231PS.BCST 16(R11), Z8, Z4
+	VFMADD231PS.BCST 20(R11), Z8, Z5
+	VFMADD231PS.BCST 24(R11), Z8, Z6
+	VFMADD231PS.BCST 28(R11), Z8, Z7
 	VMOVUPS          64(R9), Z8
-	VFMADD231PS.BCST 32(R10), Z8, Z0
-	VFMADD231PS.BCST 36(R10), Z8, Z1
-	VFMADD231PS.BCST 40(R10), Z8, Z2
-	VFMADD231PS.BCST 44(R10), Z8, Z3
-	VFMADD231PS.BCST 48(R10), Z8, Z4
-	VFMADD231PS.BCST 52(R10), Z8, Z5
-	VFMADD231PS.BCST 56(R10), Z8, Z6
-	VFMADD231PS.BCST 60(R10), Z8, Z7
+	VFMADD231PS.BCST 32(R11), Z8, Z0
+	VFMADD231PS.BCST 36(R11), Z8, Z1
+	VFMADD231PS.BCST 40(R11), Z8, Z2
+	VFMADD231PS.BCST 44(R11), Z8, Z3
+	VFMADD231PS.BCST 48(R11), Z8, Z4
+	VFMADD231PS.BCST 52(R11), Z8, Z5
+	VFMADD231PS.BCST 56(R11), Z8, Z6
+	VFMADD231PS.BCST 60(R11), Z8, Z7
+	PREFETCHT0       (R10)
+	PREFETCHT0       64(R10)
 	ADDQ             $0x00000080, R9
-	ADDQ             $0x00000040, R10
-	SUBQ             $0x00000002, R11
+	ADDQ             $0x00000080, R10
+	ADDQ             $0x00000040, R11
+	SUBQ             $0x00000002, R12
 	JNZ              qkF32x8_dim
 	MOVQ             DI, R9
 	VMOVUPS          Z0, (R9)
@@ -1503,7 +1665,7 @@ qkF32x8_dim:
 	RET
 
 // func qkF32x16(q *float32, d int, base *byte, offs *int64, tiles int, s *float32, sstride int)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·qkF32x16(SB), NOSPLIT, $0-56
 	MOVQ q+0(FP), AX
 	MOVQ d+8(FP), CX
@@ -1515,65 +1677,73 @@ TEXT ·qkF32x16(SB), NOSPLIT, $0-56
 	SHLQ $0x02, R8
 
 qkF32x16_tile:
-	MOVQ   (BX), R9
-	ADDQ   DX, R9
-	MOVQ   AX, R10
-	MOVQ   CX, R11
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
+	MOVQ    (BX), R9
+	LEAQ    8(BX), R10
+	CMPQ    SI, $0x01
+	CMOVQEQ BX, R10
+	MOVQ    (R10), R10
+	ADDQ    DX, R9
+	ADDQ    DX, R10
+	MOVQ    AX, R11
+	MOVQ    CX, R12
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
 
 qkF32x16_dim:
 	VMOVUPS          (R9), Z16
-	VFMADD231PS.BCST (R10), Z16, Z0
-	VFMADD231PS.BCST 4(R10), Z16, Z1
-	VFMADD231PS.BCST 8(R10), Z16, Z2
-	VFMADD231PS.BCST 12(R10), Z16, Z3
-	VFMADD231PS.BCST 16(R10), Z16, Z4
-	VFMADD231PS.BCST 20(R10), Z16, Z5
-	VFMADD231PS.BCST 24(R10), Z16, Z6
-	VFMADD231PS.BCST 28(R10), Z16, Z7
-	VFMADD231PS.BCST 32(R10), Z16, Z8
-	VFMADD231PS.BCST 36(R10), Z16, Z9
-	VFMADD231PS.BCST 40(R10), Z16, Z10
-	VFMADD231PS.BCST 44(R10), Z16, Z11
-	VFMADD231PS.BCST 48(R10), Z16, Z12
-	VFMADD231PS.BCST 52(R10), Z16, Z13
-	VFMADD231PS.BCST 56(R10), Z16, Z14
-	VFMADD231PS.BCST 60(R10), Z16, Z15
+	VFMADD231PS.BCST (R11), Z16, Z0
+	VFMADD231PS.BCST 4(R11), Z16, Z1
+	VFMADD231PS.BCST 8(R11), Z16, Z2
+	VFMADD231PS.BCST 12(R11), Z16, Z3
+	VFMADD231PS.BCST 16(R11), Z16, Z4
+	VFMADD231PS.BCST 20(R11), Z16, Z5
+	VFMADD231PS.BCST 24(R11), Z16, Z6
+	VFMADD231PS.BCST 28(R11), Z16, Z7
+	VFMADD231PS.BCST 32(R11), Z16, Z8
+	VFMADD231PS.BCST 36(R11), Z16, Z9
+	VFMADD231PS.BCST 40(R11), Z16, Z10
+	VFMADD231PS.BCST 44(R11), Z16, Z11
+	VFMADD231PS.BCST 48(R11), Z16, Z12
+	VFMADD231PS.BCST 52(R11), Z16, Z13
+	VFMADD231PS.BCST 56(R11), Z16, Z14
+	VFMADD231PS.BCST 60(R11), Z16, Z15
 	VMOVUPS          64(R9), Z16
-	VFMADD231PS.BCST 64(R10), Z16, Z0
-	VFMADD231PS.BCST 68(R10), Z16, Z1
-	VFMADD231PS.BCST 72(R10), Z16, Z2
-	VFMADD231PS.BCST 76(R10), Z16, Z3
-	VFMADD231PS.BCST 80(R10), Z16, Z4
-	VFMADD231PS.BCST 84(R10), Z16, Z5
-	VFMADD231PS.BCST 88(R10), Z16, Z6
-	VFMADD231PS.BCST 92(R10), Z16, Z7
-	VFMADD231PS.BCST 96(R10), Z16, Z8
-	VFMADD231PS.BCST 100(R10), Z16, Z9
-	VFMADD231PS.BCST 104(R10), Z16, Z10
-	VFMADD231PS.BCST 108(R10), Z16, Z11
-	VFMADD231PS.BCST 112(R10), Z16, Z12
-	VFMADD231PS.BCST 116(R10), Z16, Z13
-	VFMADD231PS.BCST 120(R10), Z16, Z14
-	VFMADD231PS.BCST 124(R10), Z16, Z15
+	VFMADD231PS.BCST 64(R11), Z16, Z0
+	VFMADD231PS.BCST 68(R11), Z16, Z1
+	VFMADD231PS.BCST 72(R11), Z16, Z2
+	VFMADD231PS.BCST 76(R11), Z16, Z3
+	VFMADD231PS.BCST 80(R11), Z16, Z4
+	VFMADD231PS.BCST 84(R11), Z16, Z5
+	VFMADD231PS.BCST 88(R11), Z16, Z6
+	VFMADD231PS.BCST 92(R11), Z16, Z7
+	VFMADD231PS.BCST 96(R11), Z16, Z8
+	VFMADD231PS.BCST 100(R11), Z16, Z9
+	VFMADD231PS.BCST 104(R11), Z16, Z10
+	VFMADD231PS.BCST 108(R11), Z16, Z11
+	VFMADD231PS.BCST 112(R11), Z16, Z12
+	VFMADD231PS.BCST 116(R11), Z16, Z13
+	VFMADD231PS.BCST 120(R11), Z16, Z14
+	VFMADD231PS.BCST 124(R11), Z16, Z15
+	PREFETCHT0       (R10)
+	PREFETCHT0       64(R10)
 	ADDQ             $0x00000080, R9
 	ADDQ             $0x00000080, R10
-	SUBQ             $0x00000002, R11
+	ADDQ             $0x00000080, R11
+	SUBQ             $0x00000002, R12
 	JNZ              qkF32x16_dim
 	MOVQ             DI, R9
 	VMOVUPS          Z0, (R9)
@@ -1615,7 +1785,7 @@ qkF32x16_dim:
 	RET
 
 // func pvF32x1x64(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF32x1x64(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -1632,11 +1802,15 @@ TEXT ·pvF32x1x64(SB), NOSPLIT, $0-64
 
 pvF32x1x64_tile:
 	MOVQ    (BX), CX
+	LEAQ    8(BX), R8
+	MOVQ    $0x0000000000000010, R9
+	CMPQ    SI, R9
+	CMOVQLT SI, R9
+	SUBQ    R9, SI
+	CMOVQEQ BX, R8
+	MOVQ    (R8), R8
 	ADDQ    DX, CX
-	MOVQ    $0x0000000000000010, R8
-	CMPQ    SI, R8
-	CMOVQLT SI, R8
-	SUBQ    R8, SI
+	ADDQ    DX, R8
 
 pvF32x1x64_token:
 	VMOVUPS          (CX), Z4
@@ -1647,9 +1821,14 @@ pvF32x1x64_token:
 	VFMADD231PS.BCST (AX), Z5, Z1
 	VFMADD231PS.BCST (AX), Z6, Z2
 	VFMADD231PS.BCST (AX), Z7, Z3
+	PREFETCHT0       (R8)
+	PREFETCHT0       64(R8)
+	PREFETCHT0       128(R8)
+	PREFETCHT0       192(R8)
 	ADDQ             $0x00000004, AX
 	ADDQ             DI, CX
-	DECQ             R8
+	ADDQ             DI, R8
+	DECQ             R9
 	JNZ              pvF32x1x64_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -1665,7 +1844,7 @@ pvF32x1x64_token:
 	RET
 
 // func pvF32x2x64(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF32x2x64(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -1687,11 +1866,15 @@ TEXT ·pvF32x2x64(SB), NOSPLIT, $0-64
 
 pvF32x2x64_tile:
 	MOVQ    (BX), R8
+	LEAQ    8(BX), R9
+	MOVQ    $0x0000000000000010, R10
+	CMPQ    SI, R10
+	CMOVQLT SI, R10
+	SUBQ    R10, SI
+	CMOVQEQ BX, R9
+	MOVQ    (R9), R9
 	ADDQ    DX, R8
-	MOVQ    $0x0000000000000010, R9
-	CMPQ    SI, R9
-	CMOVQLT SI, R9
-	SUBQ    R9, SI
+	ADDQ    DX, R9
 
 pvF32x2x64_token:
 	VMOVUPS          (R8), Z8
@@ -1706,10 +1889,15 @@ pvF32x2x64_token:
 	VFMADD231PS.BCST (CX), Z9, Z5
 	VFMADD231PS.BCST (CX), Z10, Z6
 	VFMADD231PS.BCST (CX), Z11, Z7
+	PREFETCHT0       (R9)
+	PREFETCHT0       64(R9)
+	PREFETCHT0       128(R9)
+	PREFETCHT0       192(R9)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R8
-	DECQ             R9
+	ADDQ             DI, R9
+	DECQ             R10
 	JNZ              pvF32x2x64_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -1730,7 +1918,7 @@ pvF32x2x64_token:
 	RET
 
 // func pvF32x3x64(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF32x3x64(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -1757,11 +1945,15 @@ TEXT ·pvF32x3x64(SB), NOSPLIT, $0-64
 
 pvF32x3x64_tile:
 	MOVQ    (BX), R9
+	LEAQ    8(BX), R10
+	MOVQ    $0x0000000000000010, R11
+	CMPQ    SI, R11
+	CMOVQLT SI, R11
+	SUBQ    R11, SI
+	CMOVQEQ BX, R10
+	MOVQ    (R10), R10
 	ADDQ    DX, R9
-	MOVQ    $0x0000000000000010, R10
-	CMPQ    SI, R10
-	CMOVQLT SI, R10
-	SUBQ    R10, SI
+	ADDQ    DX, R10
 
 pvF32x3x64_token:
 	VMOVUPS          (R9), Z12
@@ -1780,11 +1972,16 @@ pvF32x3x64_token:
 	VFMADD231PS.BCST (CX), Z13, Z9
 	VFMADD231PS.BCST (CX), Z14, Z10
 	VFMADD231PS.BCST (CX), Z15, Z11
+	PREFETCHT0       (R10)
+	PREFETCHT0       64(R10)
+	PREFETCHT0       128(R10)
+	PREFETCHT0       192(R10)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R9
-	DECQ             R10
+	ADDQ             DI, R10
+	DECQ             R11
 	JNZ              pvF32x3x64_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -1810,7 +2007,7 @@ pvF32x3x64_token:
 	RET
 
 // func pvF32x4x64(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF32x4x64(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -1842,11 +2039,15 @@ TEXT ·pvF32x4x64(SB), NOSPLIT, $0-64
 
 pvF32x4x64_tile:
 	MOVQ    (BX), R10
+	LEAQ    8(BX), R11
+	MOVQ    $0x0000000000000010, R12
+	CMPQ    SI, R12
+	CMOVQLT SI, R12
+	SUBQ    R12, SI
+	CMOVQEQ BX, R11
+	MOVQ    (R11), R11
 	ADDQ    DX, R10
-	MOVQ    $0x0000000000000010, R11
-	CMPQ    SI, R11
-	CMOVQLT SI, R11
-	SUBQ    R11, SI
+	ADDQ    DX, R11
 
 pvF32x4x64_token:
 	VMOVUPS          (R10), Z16
@@ -1869,12 +2070,17 @@ pvF32x4x64_token:
 	VFMADD231PS.BCST (CX), Z17, Z13
 	VFMADD231PS.BCST (CX), Z18, Z14
 	VFMADD231PS.BCST (CX), Z19, Z15
+	PREFETCHT0       (R11)
+	PREFETCHT0       64(R11)
+	PREFETCHT0       128(R11)
+	PREFETCHT0       192(R11)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, R9
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R10
-	DECQ             R11
+	ADDQ             DI, R11
+	DECQ             R12
 	JNZ              pvF32x4x64_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -1905,7 +2111,7 @@ pvF32x4x64_token:
 	RET
 
 // func pvF32x6x64(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF32x6x64(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -1947,11 +2153,15 @@ TEXT ·pvF32x6x64(SB), NOSPLIT, $0-64
 
 pvF32x6x64_tile:
 	MOVQ    (BX), R12
+	LEAQ    8(BX), R13
+	MOVQ    $0x0000000000000010, R14
+	CMPQ    SI, R14
+	CMOVQLT SI, R14
+	SUBQ    R14, SI
+	CMOVQEQ BX, R13
+	MOVQ    (R13), R13
 	ADDQ    DX, R12
-	MOVQ    $0x0000000000000010, R13
-	CMPQ    SI, R13
-	CMOVQLT SI, R13
-	SUBQ    R13, SI
+	ADDQ    DX, R13
 
 pvF32x6x64_token:
 	VMOVUPS          (R12), Z24
@@ -1982,6 +2192,10 @@ pvF32x6x64_token:
 	VFMADD231PS.BCST (CX), Z25, Z21
 	VFMADD231PS.BCST (CX), Z26, Z22
 	VFMADD231PS.BCST (CX), Z27, Z23
+	PREFETCHT0       (R13)
+	PREFETCHT0       64(R13)
+	PREFETCHT0       128(R13)
+	PREFETCHT0       192(R13)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, R9
@@ -1989,7 +2203,8 @@ pvF32x6x64_token:
 	ADDQ             $0x00000004, R11
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R12
-	DECQ             R13
+	ADDQ             DI, R13
+	DECQ             R14
 	JNZ              pvF32x6x64_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -2030,7 +2245,7 @@ pvF32x6x64_token:
 	RET
 
 // func pvF32x1x32(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF32x1x32(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -2045,20 +2260,27 @@ TEXT ·pvF32x1x32(SB), NOSPLIT, $0-64
 
 pvF32x1x32_tile:
 	MOVQ    (BX), CX
+	LEAQ    8(BX), R8
+	MOVQ    $0x0000000000000010, R9
+	CMPQ    SI, R9
+	CMOVQLT SI, R9
+	SUBQ    R9, SI
+	CMOVQEQ BX, R8
+	MOVQ    (R8), R8
 	ADDQ    DX, CX
-	MOVQ    $0x0000000000000010, R8
-	CMPQ    SI, R8
-	CMOVQLT SI, R8
-	SUBQ    R8, SI
+	ADDQ    DX, R8
 
 pvF32x1x32_token:
 	VMOVUPS          (CX), Z2
 	VMOVUPS          64(CX), Z3
 	VFMADD231PS.BCST (AX), Z2, Z0
 	VFMADD231PS.BCST (AX), Z3, Z1
+	PREFETCHT0       (R8)
+	PREFETCHT0       64(R8)
 	ADDQ             $0x00000004, AX
 	ADDQ             DI, CX
-	DECQ             R8
+	ADDQ             DI, R8
+	DECQ             R9
 	JNZ              pvF32x1x32_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -2072,7 +2294,7 @@ pvF32x1x32_token:
 	RET
 
 // func pvF32x2x32(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF32x2x32(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -2090,11 +2312,15 @@ TEXT ·pvF32x2x32(SB), NOSPLIT, $0-64
 
 pvF32x2x32_tile:
 	MOVQ    (BX), R8
+	LEAQ    8(BX), R9
+	MOVQ    $0x0000000000000010, R10
+	CMPQ    SI, R10
+	CMOVQLT SI, R10
+	SUBQ    R10, SI
+	CMOVQEQ BX, R9
+	MOVQ    (R9), R9
 	ADDQ    DX, R8
-	MOVQ    $0x0000000000000010, R9
-	CMPQ    SI, R9
-	CMOVQLT SI, R9
-	SUBQ    R9, SI
+	ADDQ    DX, R9
 
 pvF32x2x32_token:
 	VMOVUPS          (R8), Z4
@@ -2103,10 +2329,13 @@ pvF32x2x32_token:
 	VFMADD231PS.BCST (AX), Z5, Z1
 	VFMADD231PS.BCST (CX), Z4, Z2
 	VFMADD231PS.BCST (CX), Z5, Z3
+	PREFETCHT0       (R9)
+	PREFETCHT0       64(R9)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R8
-	DECQ             R9
+	ADDQ             DI, R9
+	DECQ             R10
 	JNZ              pvF32x2x32_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -2123,7 +2352,7 @@ pvF32x2x32_token:
 	RET
 
 // func pvF32x3x32(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF32x3x32(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -2144,11 +2373,15 @@ TEXT ·pvF32x3x32(SB), NOSPLIT, $0-64
 
 pvF32x3x32_tile:
 	MOVQ    (BX), R9
+	LEAQ    8(BX), R10
+	MOVQ    $0x0000000000000010, R11
+	CMPQ    SI, R11
+	CMOVQLT SI, R11
+	SUBQ    R11, SI
+	CMOVQEQ BX, R10
+	MOVQ    (R10), R10
 	ADDQ    DX, R9
-	MOVQ    $0x0000000000000010, R10
-	CMPQ    SI, R10
-	CMOVQLT SI, R10
-	SUBQ    R10, SI
+	ADDQ    DX, R10
 
 pvF32x3x32_token:
 	VMOVUPS          (R9), Z6
@@ -2159,11 +2392,14 @@ pvF32x3x32_token:
 	VFMADD231PS.BCST (R8), Z7, Z3
 	VFMADD231PS.BCST (CX), Z6, Z4
 	VFMADD231PS.BCST (CX), Z7, Z5
+	PREFETCHT0       (R10)
+	PREFETCHT0       64(R10)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R9
-	DECQ             R10
+	ADDQ             DI, R10
+	DECQ             R11
 	JNZ              pvF32x3x32_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -2183,7 +2419,7 @@ pvF32x3x32_token:
 	RET
 
 // func pvF32x4x32(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF32x4x32(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -2207,11 +2443,15 @@ TEXT ·pvF32x4x32(SB), NOSPLIT, $0-64
 
 pvF32x4x32_tile:
 	MOVQ    (BX), R10
+	LEAQ    8(BX), R11
+	MOVQ    $0x0000000000000010, R12
+	CMPQ    SI, R12
+	CMOVQLT SI, R12
+	SUBQ    R12, SI
+	CMOVQEQ BX, R11
+	MOVQ    (R11), R11
 	ADDQ    DX, R10
-	MOVQ    $0x0000000000000010, R11
-	CMPQ    SI, R11
-	CMOVQLT SI, R11
-	SUBQ    R11, SI
+	ADDQ    DX, R11
 
 pvF32x4x32_token:
 	VMOVUPS          (R10), Z8
@@ -2224,12 +2464,15 @@ pvF32x4x32_token:
 	VFMADD231PS.BCST (R9), Z9, Z5
 	VFMADD231PS.BCST (CX), Z8, Z6
 	VFMADD231PS.BCST (CX), Z9, Z7
+	PREFETCHT0       (R11)
+	PREFETCHT0       64(R11)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, R9
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R10
-	DECQ             R11
+	ADDQ             DI, R11
+	DECQ             R12
 	JNZ              pvF32x4x32_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -2252,7 +2495,7 @@ pvF32x4x32_token:
 	RET
 
 // func pvF32x6x32(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF32x6x32(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -2282,11 +2525,15 @@ TEXT ·pvF32x6x32(SB), NOSPLIT, $0-64
 
 pvF32x6x32_tile:
 	MOVQ    (BX), R12
+	LEAQ    8(BX), R13
+	MOVQ    $0x0000000000000010, R14
+	CMPQ    SI, R14
+	CMOVQLT SI, R14
+	SUBQ    R14, SI
+	CMOVQEQ BX, R13
+	MOVQ    (R13), R13
 	ADDQ    DX, R12
-	MOVQ    $0x0000000000000010, R13
-	CMPQ    SI, R13
-	CMOVQLT SI, R13
-	SUBQ    R13, SI
+	ADDQ    DX, R13
 
 pvF32x6x32_token:
 	VMOVUPS          (R12), Z12
@@ -2303,6 +2550,8 @@ pvF32x6x32_token:
 	VFMADD231PS.BCST (R11), Z13, Z9
 	VFMADD231PS.BCST (CX), Z12, Z10
 	VFMADD231PS.BCST (CX), Z13, Z11
+	PREFETCHT0       (R13)
+	PREFETCHT0       64(R13)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, R9
@@ -2310,7 +2559,8 @@ pvF32x6x32_token:
 	ADDQ             $0x00000004, R11
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R12
-	DECQ             R13
+	ADDQ             DI, R13
+	DECQ             R14
 	JNZ              pvF32x6x32_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -2339,7 +2589,7 @@ pvF32x6x32_token:
 	RET
 
 // func pvF32x1x16(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF32x1x16(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -2353,18 +2603,24 @@ TEXT ·pvF32x1x16(SB), NOSPLIT, $0-64
 
 pvF32x1x16_tile:
 	MOVQ    (BX), CX
+	LEAQ    8(BX), R8
+	MOVQ    $0x0000000000000010, R9
+	CMPQ    SI, R9
+	CMOVQLT SI, R9
+	SUBQ    R9, SI
+	CMOVQEQ BX, R8
+	MOVQ    (R8), R8
 	ADDQ    DX, CX
-	MOVQ    $0x0000000000000010, R8
-	CMPQ    SI, R8
-	CMOVQLT SI, R8
-	SUBQ    R8, SI
+	ADDQ    DX, R8
 
 pvF32x1x16_token:
 	VMOVUPS          (CX), Z1
 	VFMADD231PS.BCST (AX), Z1, Z0
+	PREFETCHT0       (R8)
 	ADDQ             $0x00000004, AX
 	ADDQ             DI, CX
-	DECQ             R8
+	ADDQ             DI, R8
+	DECQ             R9
 	JNZ              pvF32x1x16_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -2377,7 +2633,7 @@ pvF32x1x16_token:
 	RET
 
 // func pvF32x2x16(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF32x2x16(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -2393,20 +2649,26 @@ TEXT ·pvF32x2x16(SB), NOSPLIT, $0-64
 
 pvF32x2x16_tile:
 	MOVQ    (BX), R8
+	LEAQ    8(BX), R9
+	MOVQ    $0x0000000000000010, R10
+	CMPQ    SI, R10
+	CMOVQLT SI, R10
+	SUBQ    R10, SI
+	CMOVQEQ BX, R9
+	MOVQ    (R9), R9
 	ADDQ    DX, R8
-	MOVQ    $0x0000000000000010, R9
-	CMPQ    SI, R9
-	CMOVQLT SI, R9
-	SUBQ    R9, SI
+	ADDQ    DX, R9
 
 pvF32x2x16_token:
 	VMOVUPS          (R8), Z2
 	VFMADD231PS.BCST (AX), Z2, Z0
 	VFMADD231PS.BCST (CX), Z2, Z1
+	PREFETCHT0       (R9)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R8
-	DECQ             R9
+	ADDQ             DI, R9
+	DECQ             R10
 	JNZ              pvF32x2x16_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -2421,7 +2683,7 @@ pvF32x2x16_token:
 	RET
 
 // func pvF32x3x16(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF32x3x16(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -2439,22 +2701,28 @@ TEXT ·pvF32x3x16(SB), NOSPLIT, $0-64
 
 pvF32x3x16_tile:
 	MOVQ    (BX), R9
+	LEAQ    8(BX), R10
+	MOVQ    $0x0000000000000010, R11
+	CMPQ    SI, R11
+	CMOVQLT SI, R11
+	SUBQ    R11, SI
+	CMOVQEQ BX, R10
+	MOVQ    (R10), R10
 	ADDQ    DX, R9
-	MOVQ    $0x0000000000000010, R10
-	CMPQ    SI, R10
-	CMOVQLT SI, R10
-	SUBQ    R10, SI
+	ADDQ    DX, R10
 
 pvF32x3x16_token:
 	VMOVUPS          (R9), Z3
 	VFMADD231PS.BCST (AX), Z3, Z0
 	VFMADD231PS.BCST (R8), Z3, Z1
 	VFMADD231PS.BCST (CX), Z3, Z2
+	PREFETCHT0       (R10)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R9
-	DECQ             R10
+	ADDQ             DI, R10
+	DECQ             R11
 	JNZ              pvF32x3x16_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -2471,7 +2739,7 @@ pvF32x3x16_token:
 	RET
 
 // func pvF32x4x16(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF32x4x16(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -2491,11 +2759,15 @@ TEXT ·pvF32x4x16(SB), NOSPLIT, $0-64
 
 pvF32x4x16_tile:
 	MOVQ    (BX), R10
+	LEAQ    8(BX), R11
+	MOVQ    $0x0000000000000010, R12
+	CMPQ    SI, R12
+	CMOVQLT SI, R12
+	SUBQ    R12, SI
+	CMOVQEQ BX, R11
+	MOVQ    (R11), R11
 	ADDQ    DX, R10
-	MOVQ    $0x0000000000000010, R11
-	CMPQ    SI, R11
-	CMOVQLT SI, R11
-	SUBQ    R11, SI
+	ADDQ    DX, R11
 
 pvF32x4x16_token:
 	VMOVUPS          (R10), Z4
@@ -2503,12 +2775,14 @@ pvF32x4x16_token:
 	VFMADD231PS.BCST (R8), Z4, Z1
 	VFMADD231PS.BCST (R9), Z4, Z2
 	VFMADD231PS.BCST (CX), Z4, Z3
+	PREFETCHT0       (R11)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, R9
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R10
-	DECQ             R11
+	ADDQ             DI, R11
+	DECQ             R12
 	JNZ              pvF32x4x16_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI
@@ -2527,7 +2801,7 @@ pvF32x4x16_token:
 	RET
 
 // func pvF32x6x16(p *float32, pstride int, base *byte, offs *int64, n int, vstride int, out *float32, ostride int)
-// Requires: AVX, AVX512F, CMOV
+// Requires: AVX, AVX512F, CMOV, MMX+
 TEXT ·pvF32x6x16(SB), NOSPLIT, $0-64
 	MOVQ   p+0(FP), AX
 	MOVQ   pstride+8(FP), CX
@@ -2551,11 +2825,15 @@ TEXT ·pvF32x6x16(SB), NOSPLIT, $0-64
 
 pvF32x6x16_tile:
 	MOVQ    (BX), R12
+	LEAQ    8(BX), R13
+	MOVQ    $0x0000000000000010, R14
+	CMPQ    SI, R14
+	CMOVQLT SI, R14
+	SUBQ    R14, SI
+	CMOVQEQ BX, R13
+	MOVQ    (R13), R13
 	ADDQ    DX, R12
-	MOVQ    $0x0000000000000010, R13
-	CMPQ    SI, R13
-	CMOVQLT SI, R13
-	SUBQ    R13, SI
+	ADDQ    DX, R13
 
 pvF32x6x16_token:
 	VMOVUPS          (R12), Z6
@@ -2565,6 +2843,7 @@ pvF32x6x16_token:
 	VFMADD231PS.BCST (R10), Z6, Z3
 	VFMADD231PS.BCST (R11), Z6, Z4
 	VFMADD231PS.BCST (CX), Z6, Z5
+	PREFETCHT0       (R13)
 	ADDQ             $0x00000004, AX
 	ADDQ             $0x00000004, R8
 	ADDQ             $0x00000004, R9
@@ -2572,7 +2851,8 @@ pvF32x6x16_token:
 	ADDQ             $0x00000004, R11
 	ADDQ             $0x00000004, CX
 	ADDQ             DI, R12
-	DECQ             R13
+	ADDQ             DI, R13
+	DECQ             R14
 	JNZ              pvF32x6x16_token
 	ADDQ             $0x00000008, BX
 	TESTQ            SI, SI

@@ -241,6 +241,43 @@ func TestFullTileOfKeysEqualsSingleWrites(t *testing.T) {
 	}
 }
 
+// BenchmarkAttendCold reads a cache that is not in any near level, tile by
+// tile in random places, as decoding does.
+func BenchmarkAttendCold(b *testing.B) {
+	k, err := Select("auto")
+	if err != nil {
+		b.Fatal(err)
+	}
+	const dim, keys, tiles, tile = 64, 1024, 1 << 15, 2 * Lanes * 64 * 2
+	mem, err := Alloc(tiles * tile)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() {
+		if err := Free(mem); err != nil {
+			b.Error(err)
+		}
+	}()
+	r := newSource(15)
+	x := r.floats(Lanes * dim)
+	offs := make([]int64, tiles)
+	for i, p := range r.Perm(tiles) {
+		k.WriteK(mem[i*tile:], F16, dim, 0, Lanes, x, dim)
+		k.WriteV(mem[i*tile+tile/2:], F16, dim, 0, Lanes, x, dim)
+		offs[i] = int64(p) * tile
+	}
+	q, out, sc := r.floats(3*dim), make([]float32, 3*dim), NewAttnScratch(dim)
+	b.SetBytes(keys * 4 * dim)
+	i := 0
+	for b.Loop() {
+		k.Attend(&Attn{
+			Q: q, QStride: 3 * dim, Out: out, OutStride: 3 * dim, Tokens: 1, Group: 3, Dim: dim, Pos: keys - 1,
+			Scale: 0.125, KV: mem, Tiles: offs[i*keys/Lanes%tiles:][:keys/Lanes], Elem: F16,
+		}, sc)
+		i++
+	}
+}
+
 func BenchmarkAttend(b *testing.B) {
 	k, err := Select("auto")
 	if err != nil {

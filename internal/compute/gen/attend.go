@@ -32,6 +32,14 @@ func (a *asm) load(half bool, m Mem, v VecVirtual) {
 	}
 }
 
+// prefetch asks for n bytes of the next tile. Tiles of a sequence lie apart, so
+// the hardware's guess ends with each.
+func (a *asm) prefetch(p Register, n int) {
+	for o := 0; o < n; o += 64 {
+		a.PREFETCHT0(Mem{Base: p, Disp: o})
+	}
+}
+
 // elemBytes returns the bytes of an element of the cache.
 func elemBytes(half bool) int {
 	if half {
@@ -49,11 +57,16 @@ func qk(a *asm, name string, half bool, T int) {
 	tiles, s, ss := a.param("tiles"), a.param("s"), a.param("sstride")
 	a.SHLQ(Imm(2), ss)
 	acc := a.zmms(T)
-	k, qp, n, o := a.GP64(), a.GP64(), a.GP64(), a.GP64()
+	k, next, qp, n, o := a.GP64(), a.GP64(), a.GP64(), a.GP64(), a.GP64()
 	size := 16 * elemBytes(half)
 	a.label("tile")
 	a.MOVQ(Mem{Base: offs}, k)
+	a.LEAQ(Mem{Base: offs, Disp: 8}, next)
+	a.CMPQ(tiles, Imm(1))
+	a.CMOVQEQ(offs, next)
+	a.MOVQ(Mem{Base: next}, next)
 	a.ADDQ(base, k)
+	a.ADDQ(base, next)
 	a.MOVQ(q, qp)
 	a.MOVQ(d, n)
 	a.zero(acc...)
@@ -65,7 +78,8 @@ func qk(a *asm, name string, half bool, T int) {
 			a.VFMADD231PS_BCST(Mem{Base: qp, Disp: 4 * (u*T + i)}, kv, acc[i])
 		}
 	}
-	a.step(2*size, k)
+	a.prefetch(next, 2*size)
+	a.step(2*size, k, next)
 	a.step(8*T, qp)
 	a.SUBQ(U32(2), n)
 	a.JNZ(a.ref("dim"))
@@ -101,14 +115,18 @@ func pv(a *asm, name string, half bool, T, J int) {
 		a.LEAQ(Mem{Base: rows[i-1], Index: ps, Scale: 1}, r)
 		rows = append(rows, r)
 	}
-	v, c := a.GP64(), a.GP64()
+	v, next, c := a.GP64(), a.GP64(), a.GP64()
 	a.label("tile")
 	a.MOVQ(Mem{Base: offs}, v)
-	a.ADDQ(base, v)
+	a.LEAQ(Mem{Base: offs, Disp: 8}, next)
 	a.MOVQ(U64(16), c)
 	a.CMPQ(n, c)
 	a.CMOVQLT(n, c)
 	a.SUBQ(c, n)
+	a.CMOVQEQ(offs, next)
+	a.MOVQ(Mem{Base: next}, next)
+	a.ADDQ(base, v)
+	a.ADDQ(base, next)
 	a.label("token")
 	for j := range vv {
 		a.load(half, Mem{Base: v, Disp: 16 * size * j}, vv[j])
@@ -118,8 +136,10 @@ func pv(a *asm, name string, half bool, T, J int) {
 			a.VFMADD231PS_BCST(Mem{Base: rows[i]}, vv[j], acc[J*i+j])
 		}
 	}
+	a.prefetch(next, 16*size*J)
 	a.step(4, rows...)
 	a.ADDQ(vs, v)
+	a.ADDQ(vs, next)
 	a.DECQ(c)
 	a.JNZ(a.ref("token"))
 	a.step(8, offs)
