@@ -1,0 +1,175 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"tandem/internal/connector"
+	"tandem/internal/engine"
+)
+
+// A transferConfig is --kv-transfer-config, with vLLM's names.
+type transferConfig struct {
+	Connector string            `json:"kv_connector"`
+	Role      connector.Role    `json:"kv_role"`
+	EngineID  string            `json:"engine_id"`
+	Policy    engine.FailPolicy `json:"kv_load_failure_policy"`
+	Extra     transferExtra     `json:"kv_connector_extra_config"`
+
+	// Known to vLLM and without meaning here: KV lives in host memory.
+	BufferDevice string `json:"kv_buffer_device"`
+	Permute      bool   `json:"enable_permute_local_kv"`
+}
+
+// transferExtra is kv_connector_extra_config. Durations are seconds, as in
+// vLLM.
+type transferExtra struct {
+	LeaseSeconds     float64 `json:"kv_lease_duration"`
+	Threads          int     `json:"num_threads"`
+	EngineTTLSeconds float64 `json:"engine_ttl"`
+	HandshakeSeconds float64 `json:"handshake_timeout"`
+	LoadSeconds      float64 `json:"load_timeout"`
+	StallSeconds     float64 `json:"no_progress_timeout"`
+
+	// Known to vLLM: the first is always so here, the others choose among what
+	// this connector does not have.
+	EnforceCompat *bool    `json:"enforce_handshake_compat"`
+	Backends      []string `json:"backends"`
+}
+
+// connectorNames are the names under which our connector is asked for. vLLM's
+// own is one of them, so that its configurations work as they are.
+var connectorNames = []string{"TandemConnector", "NixlConnector", "NixlPullConnector"}
+
+// errNoTransfer says that no connector is wanted.
+var errNoTransfer = errors.New("no --kv-transfer-config")
+
+// parseTransfer reads the JSON of --kv-transfer-config (@FILE reads a file) and
+// the dotted flags, name=value, that set single keys of it.
+func parseTransfer(text string, dotted map[string]string) (transferConfig, error) {
+	var c transferConfig
+	if text == "" && len(dotted) == 0 {
+		return c, errNoTransfer
+	}
+	tree := map[string]any{}
+	if path, ok := strings.CutPrefix(text, "@"); ok {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return c, fmt.Errorf("--kv-transfer-config: %w", err)
+		}
+		text = string(data)
+	}
+	if text != "" {
+		dec := json.NewDecoder(strings.NewReader(text))
+		dec.UseNumber()
+		if err := dec.Decode(&tree); err != nil {
+			return c, fmt.Errorf("--kv-transfer-config: %w: want a JSON object such as {\"kv_connector\":\"TandemConnector\",\"kv_role\":\"kv_producer\"}", err)
+		}
+	}
+	for name, value := range dotted {
+		if err := setDotted(tree, strings.Split(name, "."), value); err != nil {
+			return c, fmt.Errorf("--kv-transfer-config.%s: %w", name, err)
+		}
+	}
+	data, err := json.Marshal(tree)
+	if err != nil {
+		return c, err
+	}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&c); err != nil {
+		return c, fmt.Errorf("--kv-transfer-config: %w", err)
+	}
+	return c, c.check()
+}
+
+// setDotted sets one key of a tree; a value that is JSON is taken as JSON.
+func setDotted(tree map[string]any, path []string, value string) error {
+	for _, k := range path[:len(path)-1] {
+		next, ok := tree[k].(map[string]any)
+		if !ok {
+			if tree[k] != nil {
+				return fmt.Errorf("%q is not an object", k)
+			}
+			next = map[string]any{}
+			tree[k] = next
+		}
+		tree = next
+	}
+	var v any
+	dec := json.NewDecoder(strings.NewReader(value))
+	dec.UseNumber()
+	if err := dec.Decode(&v); err != nil || dec.More() || !atEnd(dec) {
+		v = value
+	}
+	tree[path[len(path)-1]] = v
+	return nil
+}
+
+func atEnd(dec *json.Decoder) bool {
+	_, err := dec.Token()
+	return errors.Is(err, io.EOF)
+}
+
+func (c *transferConfig) check() error {
+	known := false
+	for _, n := range connectorNames {
+		known = known || c.Connector == n
+	}
+	switch {
+	case !known:
+		return fmt.Errorf("--kv-transfer-config: kv_connector %q: want one of %s", c.Connector, strings.Join(connectorNames, ", "))
+	case !c.Role.Produces() && !c.Role.Consumes():
+		return fmt.Errorf("--kv-transfer-config: kv_role %q: want kv_producer, kv_consumer or kv_both", c.Role)
+	case c.Policy != "" && c.Policy != engine.PolicyFail && c.Policy != engine.PolicyRecompute:
+		return fmt.Errorf("--kv-transfer-config: kv_load_failure_policy %q: want fail or recompute", c.Policy)
+	case c.Extra.EnforceCompat != nil && !*c.Extra.EnforceCompat:
+		return errors.New("--kv-transfer-config: enforce_handshake_compat cannot be switched off: engines that differ would make wrong tokens")
+	}
+	for name, v := range map[string]float64{
+		"kv_lease_duration": c.Extra.LeaseSeconds, "engine_ttl": c.Extra.EngineTTLSeconds, "handshake_timeout": c.Extra.HandshakeSeconds,
+		"load_timeout": c.Extra.LoadSeconds, "no_progress_timeout": c.Extra.StallSeconds,
+	} {
+		if v < 0 || v > 86400 {
+			return fmt.Errorf("--kv-transfer-config: %s %v: want seconds from 0 to 86400", name, v)
+		}
+	}
+	return nil
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// dottedArgs takes the arguments `--kv-transfer-config.KEY=VALUE` and
+// `--kv-transfer-config.KEY VALUE` out of args. pflag cannot define flags whose
+// names are open.
+func dottedArgs(args []string) (rest []string, dotted map[string]string, err error) {
+	const prefix = "--kv-transfer-config."
+	for i := 0; i < len(args); i++ {
+		name, ok := strings.CutPrefix(args[i], prefix)
+		if !ok {
+			rest = append(rest, args[i])
+			continue
+		}
+		name, value, given := strings.Cut(name, "=")
+		if !given {
+			if i++; i == len(args) {
+				return nil, nil, fmt.Errorf("%s%s: wants a value", prefix, name)
+			}
+			value = args[i]
+		}
+		if name == "" || strings.Contains(name, "..") || strings.HasSuffix(name, ".") {
+			return nil, nil, fmt.Errorf("%s%s: wants a key", prefix, name)
+		}
+		if dotted == nil {
+			dotted = map[string]string{}
+		}
+		dotted[name] = value
+	}
+	return rest, dotted, nil
+}

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestParseTransfer(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.json")
+	if err := os.WriteFile(file, []byte(`{"kv_connector":"NixlConnector","kv_role":"kv_both"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, text string
+		dotted     map[string]string
+		want       string // of the error; "" none
+	}{
+		{"vLLM's own", `{"kv_connector":"NixlConnector","kv_role":"kv_producer","kv_buffer_device":"cpu","kv_connector_extra_config":{"num_threads":4,"backends":["UCX"]}}`, nil, ""},
+		{"a file", "@" + file, nil, ""},
+		{"only dotted", "", map[string]string{"kv_connector": "TandemConnector", "kv_role": "kv_consumer", "kv_connector_extra_config.kv_lease_duration": "12.5"}, ""},
+		{"unknown key", `{"kv_connector":"NixlConnector","kv_role":"kv_producer","kv_rol":1}`, nil, "kv_rol"},
+		{"unknown connector", `{"kv_connector":"LMCacheConnector","kv_role":"kv_producer"}`, nil, "LMCacheConnector"},
+		{"role", `{"kv_connector":"NixlConnector","kv_role":"producer"}`, nil, "kv_role"},
+		{"policy", `{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_load_failure_policy":"ignore"}`, nil, "ignore"},
+		{"compat", `{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_connector_extra_config":{"enforce_handshake_compat":false}}`, nil, "enforce_handshake_compat"},
+		{"range", `{"kv_connector":"NixlConnector","kv_role":"kv_both"}`, map[string]string{"kv_connector_extra_config.load_timeout": "-1"}, "load_timeout"},
+		{"no JSON", `kv_role`, nil, "JSON"},
+		{"through a value", `{"kv_connector":"x"}`, map[string]string{"kv_connector.a": "1"}, "not an object"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := parseTransfer(c.text, c.dotted)
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("got %v, want %q in it", err, c.want)
+			}
+		})
+	}
+	if _, err := parseTransfer("", nil); !errors.Is(err, errNoTransfer) {
+		t.Errorf("nothing given: %v", err)
+	}
+	c, err := parseTransfer(`{"kv_connector":"NixlConnector","kv_role":"kv_both"}`, map[string]string{"engine_id": "7", "kv_connector_extra_config.kv_lease_duration": "2"})
+	if err == nil || !strings.Contains(err.Error(), "engine_id") {
+		t.Errorf("a number as engine_id: %+v %v", c, err)
+	}
+}
+
+func TestDottedArgs(t *testing.T) {
+	rest, dotted, err := dottedArgs([]string{"serve", "--kv-transfer-config.a.b=1", "--port", "0", "--kv-transfer-config.c", "x", "m"})
+	if err != nil || !slices.Equal(rest, []string{"serve", "--port", "0", "m"}) || dotted["a.b"] != "1" || dotted["c"] != "x" {
+		t.Errorf("%v %v %v", rest, dotted, err)
+	}
+	for _, bad := range [][]string{{"--kv-transfer-config.a"}, {"--kv-transfer-config.=1"}, {"--kv-transfer-config.a..b=1"}} {
+		if _, _, err := dottedArgs(bad); err == nil {
+			t.Errorf("%v is taken", bad)
+		}
+	}
+}
