@@ -58,6 +58,11 @@ func (c *Connector) Load(s LoadSpec) {
 	}
 }
 
+// stallFactor times NoProgress is when a load gives up by itself. The transport
+// ends a stalled read at NoProgress, but knows better which reads only wait in
+// line, so it goes first.
+const stallFactor = 3
+
 // start begins a load whose report will follow, or says why there is none.
 func (c *Connector) start(s LoadSpec) error {
 	switch {
@@ -80,7 +85,7 @@ func (c *Connector) start(s LoadSpec) error {
 	now := time.Now()
 	l := &load{
 		c: c, spec: s, start: now, halt: make(chan struct{}), events: make(chan any, 4+2*MaxTP),
-		core: newLoadCore(s.ToTile-s.FromTile, c.cfg.LoadTimeout, c.cfg.NoProgress, now),
+		core: newLoadCore(s.ToTile-s.FromTile, c.cfg.LoadTimeout, stallFactor*c.cfg.NoProgress, now),
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

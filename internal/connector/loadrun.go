@@ -107,6 +107,11 @@ func (l *load) drain() {
 // meet waits for the peer's snapshot. It writes l.view before its event.
 func (l *load) meet(ctx context.Context) {
 	h := l.spec.Handoff
+	if l.digest != h.Digest {
+		l.events <- loadPeerEvent{Class: ClassRefused, Err: fmt.Errorf(
+			"connector: comparing tokens: the hand-off is not of this prompt's first %d tokens", h.Tokens)}
+		return
+	}
 	v, err := l.c.peers.get(ctx, h.key(), uint64(h.Epoch))
 	if err != nil {
 		class := ClassHandshake
@@ -177,6 +182,7 @@ func (l *load) readLink(ctx context.Context, at int, local, remote []int32) {
 	start := time.Now()
 	r := k.plan.Read(ctx, readSpec{
 		Epoch: l.spec.Handoff.Epoch, Lease: l.spec.Handoff.Lease, Local: local, Remote: remote,
+		NoProgress: l.c.cfg.NoProgress,
 		Check: func(i int) error {
 			err := l.check(k.span, i, local[i])
 			if err != nil {

@@ -2,6 +2,7 @@ package connector
 
 import (
 	"context"
+	"time"
 
 	"tandem/internal/kv"
 )
@@ -63,6 +64,10 @@ type readSpec struct {
 	Epoch         kv.Epoch
 	Lease         LeaseID
 	Local, Remote []int32
+	// NoProgress ends the read when nothing arrives for so long; time in line
+	// behind other reads does not count.
+	NoProgress time.Duration
+
 	// Check looks at local tile i right after it landed; an error fails the tile.
 	Check func(i int) error
 }
