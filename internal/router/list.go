@@ -47,7 +47,7 @@ func (c *call) serveList(w http.ResponseWriter, q *http.Request) {
 			}
 			flows.Go(func() {
 				defer func() { <-slots }()
-				c.listFlow(ctx, i, prompt, func(p piece) bool {
+				c.listFlow(ctx, prompt, func(p piece) bool {
 					p.flow = i
 					select {
 					case pieces <- p:
@@ -74,7 +74,7 @@ func (c *call) serveList(w http.ResponseWriter, q *http.Request) {
 }
 
 // listFlow runs one flow of a list and sends its pieces until send says no.
-func (c *call) listFlow(ctx context.Context, i int, prompt json.RawMessage, send func(piece) bool) {
+func (c *call) listFlow(ctx context.Context, prompt json.RawMessage, send func(piece) bool) {
 	leg, fail := c.run(ctx, prompt)
 	if fail != nil {
 		send(piece{fail: fail})

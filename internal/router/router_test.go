@@ -233,7 +233,7 @@ func TestOneRetryOnAnotherBackend(t *testing.T) {
 	if status, _, body := post(t, url+"/v1/completions", `{"prompt":"a"}`); status != http.StatusInternalServerError || !strings.Contains(body, "boom") {
 		t.Errorf("%d %s: want the engine's own error", status, body)
 	}
-	for range len(b1) {
+	for range b1 {
 		select {
 		case w := <-p1.seen:
 			if w != "release" {

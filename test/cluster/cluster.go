@@ -81,7 +81,7 @@ func Model(t testing.TB) string {
 func Token(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(path, []byte(hex.EncodeToString([]byte(t.Name()+"-0123456789abcdef0123456789abcdef")[:32])+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(hex.EncodeToString([]byte(t.Name() + "-0123456789abcdef0123456789abcdef")[:32])+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	return path
