@@ -71,48 +71,50 @@ func drain(t *testing.T, s *Stream) error {
 
 // An abort in any state gives everything back.
 func TestAbortInEveryState(t *testing.T) {
-	states := map[string]func(t *testing.T, x pair) *Stream{
-		"just submitted": func(t *testing.T, x pair) *Stream { return x.submit(t, greedy(prompt(60, 1), 100)) },
-		"prefilling": func(t *testing.T, x pair) *Stream {
+	states := map[string]func(t *testing.T, x *pair) *Stream{
+		"just submitted": func(t *testing.T, x *pair) *Stream { return x.submit(t, greedy(prompt(60, 1), 100)) },
+		"prefilling": func(t *testing.T, x *pair) *Stream {
 			return x.submit(t, greedy(prompt(900, 1), 100))
 		},
-		"decoding": func(t *testing.T, x pair) *Stream {
+		"decoding": func(t *testing.T, x *pair) *Stream {
 			s := x.submit(t, greedy(prompt(20, 1), 3000))
 			next(t, s, 3)
 			return s
 		},
-		"choices": func(t *testing.T, x pair) *Stream {
+		"choices": func(t *testing.T, x *pair) *Stream {
 			r := seeded(prompt(20, 1), 2000, 1)
 			r.N = 5
 			s := x.submit(t, r)
 			next(t, s, 9)
 			return s
 		},
-		"queued behind others": func(t *testing.T, x pair) *Stream {
+		"queued behind others": func(t *testing.T, x *pair) *Stream {
 			for i := range 4 {
 				s := x.submit(t, greedy(prompt(30, i), 30))
 				t.Cleanup(s.Close)
 			}
 			return x.submit(t, greedy(prompt(20, 9), 10))
 		},
-		"loading": func(t *testing.T, x pair) *Stream {
-			x.dl.hold, x.dl.posted = make(chan struct{}), make(chan kv.RequestID, 1)
+		"loading": func(t *testing.T, x *pair) *Stream {
+			if x.dl.hold == nil {
+				x.dl.hold, x.dl.posted = make(chan struct{}), make(chan kv.RequestID, 1)
+			}
 			r := greedy(prompt(100, 1), 10)
 			r.Handoff = x.prefill(t, r)
 			s := x.submit(t, r)
 			<-x.dl.posted
 			return s
 		},
-		"loaded": func(t *testing.T, x pair) *Stream {
+		"loaded": func(t *testing.T, x *pair) *Stream {
 			r := greedy(prompt(100, 1), 3000)
 			r.Handoff = x.prefill(t, r)
 			s := x.submit(t, r)
 			next(t, s, 1)
 			return s
 		},
-		"hand-off waits in the queue": func(t *testing.T, x pair) *Stream {
+		"hand-off waits in the queue": func(t *testing.T, x *pair) *Stream {
 			for i := range 4 {
-				s := x.submit(t, greedy(prompt(990, i), 30))
+				s := x.submit(t, greedy(prompt(400, i), 30))
 				t.Cleanup(s.Close)
 			}
 			r := greedy(prompt(100, 1), 10)
@@ -122,10 +124,9 @@ func TestAbortInEveryState(t *testing.T) {
 	}
 	for name, make := range states {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			x := startPair(t, sim.Config{}, sim.Config{Blocks: 256}, Config{}, Config{MaxSeqs: 2, MaxBatchedTokens: 64})
 			for range 3 {
-				s := make(t, x)
+				s := make(t, &x)
 				s.Abort("test")
 				s.Abort("again")
 				if err := drain(t, s); err != nil && !errors.Is(err, ErrAborted) {
