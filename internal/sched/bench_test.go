@@ -45,23 +45,34 @@ func TestDecodeStepDoesNotAllocate(t *testing.T) {
 }
 
 // BenchmarkPlan256 measures a whole step, Plan and Apply, of 256 requests that
-// decode. Every 16th step of a request takes a block and fills one.
+// decode. A sixteenth of them takes a new block and enters a full one into the
+// index in each step.
 func BenchmarkPlan256(b *testing.B) {
 	for _, blocks := range []int{1_000, 10_000, 100_000} {
 		b.Run(fmt.Sprintf("blocks=%d", blocks), func(b *testing.B) {
-			s, results := decoding(b, 256, blocks, 16)
+			s, results := decoding(b, 256, blocks, 24)
+			for i := range results {
+				results[i].Token = kv.Token(i)
+			}
 			b.ReportAllocs()
-			b.ResetTimer()
-			step := 0
+			next := 0
 			for b.Loop() {
-				if step++; step == 15 {
-					b.StopTimer()
-					s, results = decoding(b, 256, blocks, 16)
-					step = 0
-					b.StartTimer()
+				s.Plan()
+				s.Apply(results)
+				if s.Stats().Running == 256 {
+					continue
+				}
+				b.StopTimer()
+				for i := range 256 {
+					next++
+					r := Request{ID: kv.RequestID(fmt.Sprint(next)), Prompt: prompt(uint64(next), 17+i%16), MaxTokens: 24}
+					if err := s.Add(r); err != nil {
+						b.Fatal(err)
+					}
 				}
 				s.Plan()
 				s.Apply(results)
+				b.StartTimer()
 			}
 		})
 	}

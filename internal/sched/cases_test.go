@@ -169,26 +169,48 @@ func TestPreemptionsAreBounded(t *testing.T) {
 
 // H039: blocks of an aborted load are about to come back: nobody gives way.
 func TestQuarantinedBlocksCountAsPending(t *testing.T) {
-	w := newWorld(t, pool(4))
-	w.loadSteps = func() int { return 40 }
-	w.must(Request{ID: "A", Prompt: prompt(1, 14), MaxTokens: 10})
-	w.must(Request{ID: "B", Prompt: prompt(2, 14), MaxTokens: 2})
-	w.tick()
-	w.must(Request{ID: "L", Prompt: prompt(3, 20), MaxTokens: 2, External: 20})
-	w.tick()
-	w.must(Request{ID: "C", Prompt: prompt(4, 2), MaxTokens: 12})
-	if w.tick(); len(w.loads) != 1 {
-		t.Fatalf("no load runs: %+v", w.s.Stats())
+	w := newWorld(t, pool(5))
+	w.loadSteps = func() int { return 1000 }
+	w.must(Request{ID: "A", Prompt: prompt(1, 14), MaxTokens: 60})
+	w.must(Request{ID: "C", Prompt: prompt(2, 14), MaxTokens: 60})
+	w.must(Request{ID: "L", Prompt: prompt(3, 10), MaxTokens: 2, External: 10})
+	if w.tick(); len(w.loads) != 1 || w.s.Stats().Running != 2 {
+		t.Fatalf("%+v", w.s.Stats())
 	}
 	w.abort("L")
-	for range 20 {
+	for range 30 {
 		w.tick()
 	}
-	if st := w.s.Stats(); st.Held == 0 || st.Preemptions != 0 {
+	if st := w.s.Stats(); st.Held != 1 || st.Free != 0 || st.Preemptions != 0 {
 		t.Fatalf("%+v", st)
 	}
 	w.land("L")
-	w.finish(60)
+	w.finish(200)
+	if w.s.Stats().Preemptions == 0 {
+		t.Error("no pressure")
+	}
+}
+
+// H039: a request that was preempted often starts when all can end beside it,
+// and those behind it leave it what it needs.
+func TestOftenPreemptedRequestIsSure(t *testing.T) {
+	w := newWorld(t, pool(8))
+	a := w.must(Request{ID: "A", Prompt: prompt(1, 14), MaxTokens: 60})
+	w.tick()
+	b := w.must(Request{ID: "B", Prompt: prompt(2, 14), MaxTokens: 60})
+	w.s.requests["B"].counts.Preempted = sure
+	for !a.over {
+		if w.tick(); w.s.requests["B"].status != queued && !a.over {
+			t.Fatal("B runs beside A, which may need its blocks")
+		}
+	}
+	for i := range 6 {
+		w.must(Request{ID: id(i), Prompt: prompt(uint64(9+i), 30), MaxTokens: 60, External: i % 2 * 30})
+	}
+	w.finish(500)
+	if b.counts.Preempted != sure {
+		t.Errorf("B was preempted %d times", b.counts.Preempted)
+	}
 }
 
 // H041

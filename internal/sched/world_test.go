@@ -45,6 +45,7 @@ type client struct {
 	counts   Counts
 	over     bool
 	unread   int
+	frozen   map[int]bool // positions that were loaded and verified
 	loaded   int
 	rows     []int // prompt positions with logits, in order
 	lastStep int
@@ -199,12 +200,14 @@ func (w *world) land(id kv.RequestID) {
 	delete(w.loads, id)
 	bad := w.damage(f.load)
 	want := content(c.req.Prompt, c.req.Salt)
+	c.frozen = map[int]bool{}
 	for t := f.load.FromTile; t < f.load.ToTile; t++ {
 		for i := range kv.TileTokens {
 			pos := t*kv.TileTokens + i
 			var v uint64
 			if pos < min(c.req.External, len(want)) {
 				v = want[pos]
+				c.frozen[pos] = !slices.Contains(bad, t)
 			}
 			if slices.Contains(bad, t) {
 				v = 0xBAD
@@ -299,6 +302,9 @@ func (w *world) compute(p *Plan) []Result {
 			w.t.Fatalf("%s: sample %t at %d of %d", it.ID, it.Sample, end, len(tokens))
 		}
 		want := content(tokens, c.req.Salt)
+		if len(w.s.requests[it.ID].verified) > 0 {
+			w.checkFrozen(c, q, len(tokens))
+		}
 		for pos := q.WriteFrom; pos < end; pos++ {
 			w.slots[w.slot(q.Blocks, pos)] = want[pos]
 		}
@@ -332,6 +338,22 @@ func (w *world) compute(p *Plan) []Result {
 		}
 	}
 	return results
+}
+
+// checkFrozen verifies that verified slots are neither computed again, but for
+// the last token's logits, nor written nor sealed.
+func (w *world) checkFrozen(c *client, q *kv.Seq, tokens int) {
+	w.t.Helper()
+	for i := range q.Tokens {
+		if pos := q.Pos + i; c.frozen[pos] && (pos != tokens-1 || q.WriteFrom <= pos) {
+			w.t.Fatalf("%s: computes verified position %d of %d, writes from %d", c.req.ID, pos, tokens, q.WriteFrom)
+		}
+	}
+	for tile := q.SealFrom; tile < q.SealTo; tile++ {
+		if c.frozen[tile*kv.TileTokens] && c.frozen[tile*kv.TileTokens+kv.TileTokens-1] {
+			w.t.Fatalf("%s: seals verified tile %d", c.req.ID, tile)
+		}
+	}
 }
 
 func (w *world) ended(f Finished) {
