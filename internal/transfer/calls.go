@@ -1,0 +1,150 @@
+package transfer
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+// A serverConn is an incoming control connection and the data connections that
+// belong to it.
+type serverConn struct {
+	host   *Host
+	link   *link
+	caller Caller
+
+	mu       sync.Mutex
+	attached map[net.Conn]struct{}
+	ended    bool
+}
+
+// attach ties a data connection to s: it is closed when s ends. The returned
+// function unties it.
+func (s *serverConn) attach(c net.Conn) func() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		_ = c.Close()
+		return func() {}
+	}
+	s.attached[c] = struct{}{}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.attached, c)
+	}
+}
+
+func (s *serverConn) detachAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	for c := range s.attached {
+		_ = c.Close()
+	}
+}
+
+// serveCalls is the rest of the goroutine of an incoming control connection.
+func (h *Host) serveCalls(c net.Conn, hi hello, accept func(uint64) []byte) {
+	s := &serverConn{
+		host: h, link: newLink(c, h.limits), attached: map[net.Conn]struct{}{},
+		caller: Caller{Incarnation: hi.Incarnation, Conn: h.counts.next.Add(1), Name: hi.Name},
+	}
+	h.mu.Lock()
+	full, stopped := len(h.sessions) >= h.limits.Conns, h.stopped
+	if !full && !stopped {
+		h.sessions[s.caller.Conn] = s
+	}
+	h.mu.Unlock()
+	if stopped {
+		return
+	}
+	if full {
+		h.refuse(c, &RefusedError{Code: RefusedBusy, Text: "too many connections"})
+		return
+	}
+	h.counts.accepted.Add(1)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(s.link.write)
+	wg.Go(func() { // end with the host
+		select {
+		case <-h.stop:
+			s.link.end()
+		case <-s.link.done:
+		}
+	})
+	if c.SetDeadline(time.Time{}) == nil && s.link.send(accept(s.caller.Conn), nil) {
+		s.loop(ctx, &wg)
+	}
+	cancel()
+	s.link.end()
+	h.mu.Lock()
+	delete(h.sessions, s.caller.Conn)
+	h.mu.Unlock()
+	s.detachAll()
+	wg.Wait()
+	if h.disconnected != nil {
+		h.disconnected(s.caller)
+	}
+}
+
+// loop reads calls and starts a goroutine in wg for each, at most Limits.Calls
+// at once, until the connection ends.
+func (s *serverConn) loop(ctx context.Context, wg *sync.WaitGroup) {
+	slots := make(chan struct{}, s.host.limits.Calls)
+	for {
+		f, err := s.link.read()
+		if err == nil && f.Type != frameCall {
+			err = &ProtocolError{What: fmt.Sprintf("frame of type %d from a dialler", f.Type)}
+		}
+		if err != nil {
+			if isProtocol(err) {
+				s.host.counts.bad.Add(1)
+				s.host.cfg.Log.Warn("closing a connection", "peer", s.caller.Name, "error", err)
+			}
+			return
+		}
+		select {
+		case slots <- struct{}{}:
+		default:
+			s.answer(f.ID, nil, &RefusedError{Code: RefusedBusy, Text: "too many calls at once"})
+			continue
+		}
+		wg.Go(func() {
+			body, err := s.host.dispatch(ctx, s.caller, f)
+			<-slots // before the answer, so that a caller who waits for it finds the slot free
+			s.answer(f.ID, body, err)
+		})
+	}
+}
+
+func (s *serverConn) answer(id uint64, body []byte, err error) {
+	if err == nil && len(body) > MaxBody {
+		err = fmt.Errorf("transfer: answer of %d bytes, at most %d", len(body), MaxBody)
+	}
+	f := frame{Type: frameAnswer, ID: id, Body: body}
+	if err != nil {
+		f = frame{Type: frameError, ID: id, Body: appendError(nil, err)}
+	}
+	s.link.send(appendFrame(nil, f), nil)
+}
+
+// dispatch answers one call.
+func (h *Host) dispatch(ctx context.Context, from Caller, f frame) ([]byte, error) {
+	switch f.Kind {
+	case KindNotice:
+		if h.notice != nil {
+			h.notice(from, f.Body)
+		}
+		return nil, nil
+	case kindBegin:
+		return nil, h.begin(from, f.Body)
+	}
+	if handle := h.handlers[f.Kind]; handle != nil {
+		return handle(ctx, from, f.Body)
+	}
+	return nil, &RefusedError{Code: RefusedKind, Text: fmt.Sprintf("no handler for kind %d", f.Kind)}
+}

@@ -1,0 +1,159 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+// A Peer is a connection to another host, shared by everyone who dialled its
+// address.
+type Peer struct {
+	host *Host
+	addr string
+	link *link
+	who  accepted
+
+	holders int // guarded by the dialer's mu
+
+	mu      sync.Mutex
+	next    uint64
+	waiting map[uint64]chan frame // calls without an answer; each holds one
+	ended   bool
+}
+
+// Incarnation returns the identity of the other host.
+func (p *Peer) Incarnation() [16]byte { return p.who.Incarnation }
+
+// Name returns what the other host calls itself.
+func (p *Peer) Name() string { return p.who.Name }
+
+// Addr returns the address that was dialled.
+func (p *Peer) Addr() string { return p.addr }
+
+// Done is closed when the connection has ended. A peer does not come back: dial
+// again.
+func (p *Peer) Done() <-chan struct{} { return p.link.done }
+
+// Close gives back one Dial. The last one closes the connection.
+func (p *Peer) Close() {
+	if p.host.dials.drop(p) {
+		p.link.end()
+	}
+}
+
+// Call sends body to the handler of kind and returns its answer. It ends with
+// ctx, with the connection (ErrPeerGone), or with the other side's error.
+func (p *Peer) Call(ctx context.Context, kind Kind, body []byte) ([]byte, error) {
+	out, err := p.call(ctx, kind, body)
+	if err != nil {
+		return nil, fmt.Errorf("transfer: calling %s: %w", p.addr, err)
+	}
+	return out, nil
+}
+
+// Notify sends body to the notice hook of the other host and returns when it
+// was called.
+func (p *Peer) Notify(ctx context.Context, body []byte) error {
+	if _, err := p.call(ctx, KindNotice, body); err != nil {
+		return fmt.Errorf("transfer: notifying %s: %w", p.addr, err)
+	}
+	return nil
+}
+
+func (p *Peer) call(ctx context.Context, kind Kind, body []byte) ([]byte, error) {
+	if len(body) > MaxBody {
+		return nil, &BoundsError{What: fmt.Sprintf("body of %d bytes, at most %d", len(body), MaxBody)}
+	}
+	answer := make(chan frame, 1)
+	p.mu.Lock()
+	if p.ended {
+		p.mu.Unlock()
+		return nil, ErrPeerGone
+	}
+	p.next++
+	id := p.next
+	p.waiting[id] = answer
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.waiting, id)
+	}()
+	if !p.link.send(appendFrame(nil, frame{Type: frameCall, Kind: kind, ID: id, Body: body}), ctx.Done()) {
+		if err := context.Cause(ctx); err != nil {
+			return nil, err
+		}
+		return nil, ErrPeerGone
+	}
+	select {
+	case f := <-answer:
+		if f.Type == frameError {
+			return nil, decodeError(f.Body)
+		}
+		return f.Body, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-p.link.done:
+		return nil, ErrPeerGone
+	}
+}
+
+// run reads answers until the connection ends.
+func (p *Peer) run() {
+	var wg sync.WaitGroup
+	wg.Go(p.link.write)
+	wg.Go(func() {
+		select {
+		case <-p.host.stop:
+			p.link.end()
+		case <-p.link.done:
+		}
+	})
+	for {
+		f, err := p.link.read()
+		if err != nil || (f.Type != frameAnswer && f.Type != frameError) {
+			if err == nil || isProtocol(err) {
+				p.host.counts.bad.Add(1)
+			}
+			break
+		}
+		p.mu.Lock()
+		if c := p.waiting[f.ID]; c != nil { // else: given up
+			delete(p.waiting, f.ID)
+			c <- f
+		}
+		p.mu.Unlock()
+	}
+	p.mu.Lock()
+	p.ended = true
+	p.mu.Unlock()
+	p.link.end()
+	p.host.dials.forget(p)
+	wg.Wait()
+}
+
+// open dials an address for a purpose and carries out the handshake.
+func (h *Host) open(ctx context.Context, addr string, why purpose, session uint64) (net.Conn, accepted, error) {
+	deadline := time.Now().Add(h.limits.Handshake)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	var d net.Dialer
+	kind, where := network(addr)
+	c, err := d.DialContext(ctx, kind, where)
+	if err != nil {
+		return nil, accepted{}, err
+	}
+	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
+	a, err := introduce(c, h.me, why, session, deadline)
+	if err != nil {
+		return nil, accepted{}, errors.Join(err, c.Close())
+	}
+	return c, a, nil
+}
