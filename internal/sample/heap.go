@@ -7,8 +7,8 @@ import "slices"
 // vocabulary cost one comparison.
 type topHeap struct{ h []cand }
 
-// top returns the first k of all, 0 < k < len(all), in order. It may reorder
-// all; the result is valid until the next call.
+// top returns the first k of all, 0 < k < len(all), in order, at the front of
+// all.
 func (t *topHeap) top(all []cand, k int) []cand {
 	if k > len(all)/8 {
 		slices.SortFunc(all, before)
@@ -26,7 +26,7 @@ func (t *topHeap) top(all []cand, k int) []cand {
 		}
 	}
 	slices.SortFunc(h, before)
-	return h
+	return all[:copy(all, h)]
 }
 
 // sink restores the heap below i: no candidate comes after its parent.
