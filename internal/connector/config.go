@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"tandem/internal/kv"
+	"tandem/internal/transfer"
 )
 
 // A Role says what an engine does with KV. The values are vLLM's kv_role.
@@ -42,8 +43,13 @@ type Config struct {
 
 	Listen    string // host:port of the peer listener; port 0 picks one
 	Advertise string // what others dial; empty: where Listen was bound
-	UnixDir   string // folder of the peer socket; empty: none
+	UnixDir   string // folder of the peer socket; empty: none, so no memfd path
 	Copiers   int    // copy goroutines of each rank's agent; 0: transfer's default
+
+	// Paths are the transfer paths that may be chosen; nil: all. Directory joins
+	// the engines of one process, so that they use the mem path; it may be nil.
+	Paths     []string
+	Directory *transfer.Directory
 
 	LeaseDuration    time.Duration // 30 s: an unclaimed, unrenewed lease
 	LeaseCap         time.Duration // 10 leases: no renewal goes beyond

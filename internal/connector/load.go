@@ -29,6 +29,7 @@ type (
 		Verdict verdict
 		Limit   time.Duration // P's bound of the claim
 		Sums    bool          // the sums fit the geometry
+		Class   LoadClass     // when Err is set
 		Err     error
 	}
 	// loadReadEvent: read Read is terminal. Verified says for each tile whether
@@ -173,7 +174,7 @@ func (l *loadCore) claimed(ev loadClaimEvent, now time.Time, e *loadEffects) {
 	}
 	switch {
 	case ev.Err != nil:
-		l.fail(ClassRefused, ev.Err)
+		l.fail(ev.Class, ev.Err)
 	case ev.Verdict == verdictGone || ev.Verdict == verdictExpired || ev.Verdict == verdictIncarnation:
 		l.keep = true
 		l.fail(ClassGone, fmt.Errorf("claim refused: %v", ev.Verdict))

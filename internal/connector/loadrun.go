@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"tandem/internal/kv"
+	"tandem/internal/transfer"
 )
 
 // A load is the shell of one loadCore: a goroutine that turns what happens into
@@ -143,13 +144,20 @@ func (l *load) claim(ctx context.Context) {
 		Digest: l.digest, Tokens: h.Tokens, Factors: l.c.factorSum, Want: max(want, 0),
 	}
 	body, err := l.view.conn.Call(ctx, kindClaim, ask.encode())
+	if err != nil && l.view.ended() && ctx.Err() == nil {
+		// The connection had ended without anybody noticing: any claim of it ended
+		// too, so a fresh one may be tried.
+		if err = l.meetAgain(ctx); err == nil {
+			body, err = l.view.conn.Call(ctx, kindClaim, ask.encode())
+		}
+	}
 	if err != nil {
-		l.events <- loadClaimEvent{Err: fmt.Errorf("connector: claiming lease %v: %w", h.Lease, err)}
+		l.events <- loadClaimEvent{Class: claimClass(ctx, err), Err: fmt.Errorf("connector: claiming lease %v: %w", h.Lease, err)}
 		return
 	}
 	a, err := decodeClaimAnswer(body)
 	if err != nil {
-		l.events <- loadClaimEvent{Err: err}
+		l.events <- loadClaimEvent{Class: ClassRefused, Err: err}
 		return
 	}
 	l.sums = a.Sums
@@ -157,6 +165,37 @@ func (l *load) claim(ctx context.Context) {
 	l.events <- loadClaimEvent{
 		Verdict: a.Verdict, Limit: a.Limit, Sums: len(a.Sums) == tiles*l.view.hello.Heads*h.TP,
 	}
+}
+
+// meetAgain replaces a snapshot whose connection has ended.
+func (l *load) meetAgain(ctx context.Context) error {
+	h, old := l.spec.Handoff, l.view
+	l.c.peers.lost(h.key(), old)
+	v, err := l.c.peers.get(ctx, h.key(), uint64(h.Epoch))
+	if err != nil {
+		return err
+	}
+	if len(v.links) != len(old.links) || v.hello.BlockTokens != old.hello.BlockTokens {
+		v.release()
+		return errors.New("connector: comparing an engine with itself: its geometry has changed")
+	}
+	l.view = v
+	old.release()
+	return nil
+}
+
+// claimClass sorts the error of a claim that got no answer.
+func claimClass(ctx context.Context, err error) LoadClass {
+	if he, ok := errors.AsType[*handshakeError](err); ok {
+		return he.class
+	}
+	if _, ok := errors.AsType[*transfer.RefusedError](err); ok {
+		return ClassRefused
+	}
+	if ctx.Err() != nil {
+		return ClassTimeout
+	}
+	return ClassHandshake
 }
 
 // read starts one read for each link.
@@ -215,7 +254,7 @@ func (l *load) readLink(ctx context.Context, at int, local, remote []int32) {
 		})
 	}
 	l.events <- loadReadEvent{
-		Read: at, Class: ClassRead, Verified: verified, Bad: int(bad.Load()), Err: r.Err(),
+		Read: at, Class: readClass(r.Err()), Verified: verified, Bad: int(bad.Load()), Err: r.Err(),
 	}
 }
 
@@ -235,4 +274,21 @@ func (l *load) check(s span, i int, local int32) error {
 		a.SetSum(kv.TileID(local), s.LocalHead+j, want[j])
 	}
 	return nil
+}
+
+// readClass sorts the error of a read; sums have been counted by then.
+func readClass(err error) LoadClass {
+	switch {
+	case errors.Is(err, transfer.ErrStalled):
+		return ClassTimeout
+	case isRefusedLease(err):
+		return ClassGone
+	}
+	return ClassRead
+}
+
+// isRefusedLease reports that the serving side no longer knew the claim.
+func isRefusedLease(err error) bool {
+	r, ok := errors.AsType[*transfer.RefusedError](err)
+	return ok && r.Code == codeLease
 }

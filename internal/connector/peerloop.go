@@ -126,7 +126,7 @@ func (p *peerLoop) handshake(ctx context.Context, key peerKey) {
 	}
 	select {
 	case <-done:
-		p.send(peerCall{event: peerLostEvent{key, v}})
+		p.lost(key, v)
 	case <-ctx.Done():
 	}
 }
@@ -173,6 +173,9 @@ func (p *peerLoop) get(ctx context.Context, key peerKey, epoch uint64) (*view, e
 	}
 	return nil, ErrClosed
 }
+
+// lost tells the table that a snapshot's connection has ended.
+func (p *peerLoop) lost(key peerKey, v *view) { p.send(peerCall{event: peerLostEvent{key, v}}) }
 
 // warm asks for a handshake that nobody waits for.
 func (p *peerLoop) warm(key peerKey, epoch uint64) {

@@ -51,28 +51,41 @@ func (e *handshakeError) Error() string { return e.err.Error() }
 func (e *handshakeError) Unwrap() error { return e.err }
 
 // shake connects to a peer, compares identity and fingerprint and binds the
-// memories. ctx bounds all of it.
+// memories. ctx bounds all of it. A connection that turns out to have ended, as
+// one to the process that listened there before does, is replaced once.
 func (c *Connector) shake(ctx context.Context, key peerKey) (*view, error) {
-	conn, err := c.net.Dial(ctx, key.Addr)
-	if err != nil {
-		return nil, &handshakeError{ClassHandshake, fmt.Errorf("connector: connecting to %s: %w", key.Addr, err)}
-	}
-	v := &view{key: key, conn: conn}
-	v.refs.Store(1)
-	if err := c.introduce(ctx, v); err != nil {
+	for attempt := 0; ; attempt++ {
+		conn, err := c.net.Dial(ctx, key.Addr)
+		if err != nil {
+			return nil, &handshakeError{ClassHandshake, fmt.Errorf("connector: connecting to %s: %w", key.Addr, err)}
+		}
+		v := &view{key: key, conn: conn}
+		v.refs.Store(1)
+		if err = c.introduce(ctx, v); err == nil {
+			return v, nil
+		}
+		again := attempt == 0 && v.ended()
 		v.release()
-		return nil, err
+		if !again {
+			return nil, err
+		}
 	}
-	return v, nil
 }
 
-// introduce fills v from the peer's answer to our hello.
-func (c *Connector) introduce(ctx context.Context, v *view) error {
-	if got := v.conn.Incarnation(); got != v.key.Incarnation {
-		return &handshakeError{ClassHandshake, fmt.Errorf(
-			"connector: comparing engines: %s is incarnation %v, the hand-off names %v: %w",
-			v.key.Addr, got, v.key.Incarnation, ErrStale)}
+// ended reports that the connection of v is over.
+func (v *view) ended() bool {
+	select {
+	case <-v.conn.Done():
+		return true
+	default:
+		return false
 	}
+}
+
+// introduce fills v from the peer's answer to our hello. It speaks before it
+// judges: only an answer shows that the connection still leads to the process
+// that proved its incarnation.
+func (c *Connector) introduce(ctx context.Context, v *view) error {
 	ask := c.hello(false)
 	body, err := v.conn.Call(ctx, kindHello, ask.encode())
 	if err == nil {
@@ -80,6 +93,11 @@ func (c *Connector) introduce(ctx context.Context, v *view) error {
 	}
 	if err != nil {
 		return &handshakeError{ClassHandshake, fmt.Errorf("connector: greeting %s: %w", v.key.Addr, err)}
+	}
+	if got := v.conn.Incarnation(); got != v.key.Incarnation {
+		return &handshakeError{ClassHandshake, fmt.Errorf(
+			"connector: comparing engines: %s is incarnation %v, the hand-off names %v: %w",
+			v.key.Addr, got, v.key.Incarnation, ErrStale)}
 	}
 	if v.hello.Incarnation != v.key.Incarnation {
 		return &handshakeError{ClassHandshake, fmt.Errorf(

@@ -1,0 +1,356 @@
+package connector
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"tandem/internal/kv"
+	"tandem/internal/transfer"
+)
+
+// hostEngine starts a connector on real sockets.
+func hostEngine(t *testing.T, name string, tp, blockTiles, blocks int, opts ...func(*Config)) *testEngine {
+	t.Helper()
+	arenas := newArenas(t, tp, blockTiles, blocks)
+	cfg := testConfig(t, name, arenas)
+	cfg.Listen = "127.0.0.1:0"
+	for _, o := range opts {
+		o(&cfg)
+	}
+	c, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := &testEngine{Connector: c, arenas: arenas}
+	e.start(t)
+	return e
+}
+
+// paths returns the options that make each transfer path the only one.
+func paths(t *testing.T) map[string]func(*Config) {
+	dir := transfer.NewDirectory()
+	unixDir := t.TempDir()
+	out := map[string]func(*Config){
+		transfer.PathTCP: func(c *Config) { c.Paths = []string{transfer.PathTCP} },
+		transfer.PathMem: func(c *Config) { c.Paths, c.Directory = []string{transfer.PathMem}, dir },
+	}
+	if newArenas(t, 1, 1, 1)[0].File() != nil {
+		out[transfer.PathMemfd] = func(c *Config) { c.Paths, c.UnixDir = []string{transfer.PathMemfd}, unixDir+"/s" }
+	}
+	return out
+}
+
+func TestGridsOverEveryPath(t *testing.T) {
+	for path, opt := range paths(t) {
+		for _, ptp := range []int{1, 2, 4} {
+			for _, dtp := range []int{1, 2, 4} {
+				t.Run(fmt.Sprintf("%s/TP %d to %d", path, ptp, dtp), func(t *testing.T) {
+					p, d := hostEngine(t, "p", ptp, 2, 20, opt), hostEngine(t, "d", dtp, 1, 20, opt)
+					for _, n := range []int{17, 129} {
+						roundTrip(t, p, d, n, path)
+					}
+				})
+			}
+		}
+		for _, ps := range []int{1, 2, 4} {
+			for _, ds := range []int{1, 2, 4} {
+				t.Run(fmt.Sprintf("%s/block size %d to %d", path, 16*ps, 16*ds), func(t *testing.T) {
+					p, d := hostEngine(t, "p", 1, ps, 20, opt), hostEngine(t, "d", 1, ds, 20, opt)
+					for _, n := range []int{1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129} {
+						roundTrip(t, p, d, n, path)
+					}
+				})
+			}
+		}
+	}
+}
+
+// roundTrip hands one prompt from p to d and compares every byte.
+func roundTrip(t *testing.T, p, d *testEngine, n int, path string) {
+	t.Helper()
+	tokens := prompt(n, n)
+	h, pb := p.grant(t, tokens, 19)
+	if err := d.Verify(h, tokens); err != nil {
+		t.Fatal(err)
+	}
+	d.Track(h)
+	db := d.blocksFor(n, 19)
+	if tiles := tilesOf(h.Offers(tokens)); tiles == 0 {
+		d.ReturnUnread(t.Context(), h)
+	} else {
+		r := d.load(t, "r", h, tokens, db)
+		if r.Err != nil || r.Valid != tiles || r.Path != path {
+			t.Fatalf("length %d: %+v", n, r)
+		}
+		sameKV(t, p, d, pb, db, 0, tiles)
+	}
+	if got := p.freedBlocks(t); !slices.Equal(got, pb) {
+		t.Fatalf("freed %v, want %v", got, pb)
+	}
+}
+
+func TestKilledEngineIsReplaced(t *testing.T) {
+	opt := func(c *Config) { c.ReturnTimeout = 100 * time.Millisecond }
+	d := hostEngine(t, "d", 1, 1, 20, opt)
+	listen := "127.0.0.1:0"
+	var last *Handoff
+	for round := range 4 {
+		p := hostEngine(t, "p", 1, 1, []int{20, 40, 10}[round%3], func(c *Config) { c.Listen = listen })
+		listen = p.Addr()
+		tokens := prompt(40, round)
+		if last != nil { // the old process' hand-off leads to the new one
+			r := d.load(t, "old", last, prompt(40, round-1), d.blocksFor(40, 19))
+			if r.Err == nil || r.Err.Class != ClassHandshake || !errors.Is(r.Err, ErrStale) {
+				t.Fatalf("%+v", r)
+			}
+		}
+		h, pb := p.grant(t, tokens, 9)
+		db := d.blocksFor(40, 9)
+		if r := d.load(t, "r", h, tokens, db); r.Err != nil {
+			t.Fatalf("round %d: %+v", round, r)
+		}
+		sameKV(t, p, d, pb, db, 0, 3)
+		p.freedBlocks(t)
+		last, _ = p.grant(t, tokens, 9)
+		p.stop()
+	}
+}
+
+func TestNoTokenNoKV(t *testing.T) {
+	p := hostEngine(t, "p", 1, 1, 20)
+	d := hostEngine(t, "d", 1, 1, 20, func(c *Config) {
+		c.Token, c.ReturnTimeout = []byte("another cluster's token"), 50*time.Millisecond
+	})
+	tokens := prompt(40, 1)
+	h, _ := p.grant(t, tokens, 9)
+	if err := d.Verify(h, tokens); !errors.Is(err, ErrMAC) {
+		t.Fatal(err)
+	}
+	h.Sign(d.cfg.Token) // even a hand-off that D's own token vouches for
+	r := d.load(t, "r", h, tokens, d.blocksFor(40, 9))
+	if r.Err == nil || r.Err.Class != ClassHandshake || p.Status().Leases.Claimed != 0 {
+		t.Fatalf("%+v", r)
+	}
+	if host, _, _ := net.SplitHostPort(p.Addr()); !net.ParseIP(host).IsLoopback() {
+		t.Fatalf("listens on %s by default", host)
+	}
+}
+
+// TestReadWithoutTheClaimIsRefused: the serving side asks the lease table.
+func TestReadWithoutTheClaimIsRefused(t *testing.T) {
+	p, d := hostEngine(t, "p", 1, 1, 20), hostEngine(t, "d", 1, 1, 20)
+	tokens := prompt(40, 1)
+	h, pb := p.grant(t, tokens, 9)
+	v, err := d.peers.get(t.Context(), h.key(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.release()
+	read := func(tile int32) error {
+		r := v.links[0].plan.Read(t.Context(), readSpec{
+			Epoch: h.Epoch, Lease: h.Lease, Local: []int32{3}, Remote: []int32{tile}, Check: func(int) error { return nil },
+		})
+		<-r.Done()
+		return r.Err()
+	}
+	mine, others := int32(pb[1]), int32(0)
+	if err := read(mine); !isRefusedLease(err) {
+		t.Fatalf("unclaimed: %v", err)
+	}
+	ask := claim{
+		Incarnation: h.Incarnation, Lease: h.Lease, Epoch: h.Epoch, To: 3, Digest: h.Digest, Tokens: h.Tokens,
+		Factors: d.factorSum, Want: time.Second,
+	}
+	if _, err := v.conn.Call(t.Context(), kindClaim, ask.encode()); err != nil {
+		t.Fatal(err)
+	}
+	if err := read(mine); err != nil {
+		t.Fatalf("claimed: %v", err)
+	}
+	if err := read(others); !isRefusedLease(err) {
+		t.Fatalf("a block outside the lease: %v", err)
+	}
+	if _, err := v.conn.Call(t.Context(), kindReturn, encodeLeases(h.Incarnation, []LeaseID{h.Lease})); err != nil {
+		t.Fatal(err)
+	}
+	if err := read(mine); !isRefusedLease(err) {
+		t.Fatalf("returned: %v", err)
+	}
+}
+
+func TestTakenPortFailsAtOnce(t *testing.T) {
+	p := hostEngine(t, "p", 1, 1, 4)
+	cfg := testConfig(t, "q", newArenas(t, 1, 1, 4))
+	cfg.Listen = p.Addr()
+	if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), p.Addr()) {
+		t.Fatal(err)
+	}
+	cfg.Listen = "127.0.0.1:0"
+	c, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A stallProxy forwards TCP and can stop forwarding, or cut.
+type stallProxy struct {
+	l     net.Listener
+	mu    sync.Mutex
+	left  int // bytes to the dialler until it stalls; negative: no limit
+	conns []net.Conn
+	wg    sync.WaitGroup
+}
+
+func newStallProxy(t *testing.T) *stallProxy {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stallProxy{l: l, left: -1}
+	t.Cleanup(func() { _ = l.Close(); s.cut(); s.wg.Wait() })
+	return s
+}
+
+func (s *stallProxy) run(to string) {
+	s.wg.Go(func() {
+		for {
+			in, err := s.l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", to)
+			if err != nil {
+				_ = in.Close()
+				continue
+			}
+			s.mu.Lock()
+			s.conns = append(s.conns, in, out)
+			s.mu.Unlock()
+			s.wg.Go(func() { s.pipe(out, in, false) })
+			s.wg.Go(func() { s.pipe(in, out, true) })
+		}
+	})
+}
+
+func (s *stallProxy) pipe(to, from net.Conn, limited bool) {
+	defer to.Close()
+	buf := make([]byte, 4096)
+	for {
+		n, err := from.Read(buf)
+		if err != nil {
+			return
+		}
+		if limited {
+			s.mu.Lock()
+			if s.left >= 0 {
+				n = min(n, s.left)
+				s.left -= n
+			}
+			s.mu.Unlock()
+		}
+		if _, err := to.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+func (s *stallProxy) allow(n int) {
+	s.mu.Lock()
+	s.left = n
+	s.mu.Unlock()
+}
+
+func (s *stallProxy) cut() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.conns {
+		_ = c.Close()
+	}
+	s.conns = nil
+}
+
+func TestStallAndCutOnTheWire(t *testing.T) {
+	x := newStallProxy(t)
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bound := free.Addr().String()
+	_ = free.Close()
+	p := hostEngine(t, "p", 1, 1, 40, func(c *Config) { c.Listen, c.Advertise = bound, x.l.Addr().String() })
+	x.run(bound)
+	d := hostEngine(t, "d", 1, 1, 40, func(c *Config) {
+		c.NoProgress, c.LoadTimeout, c.ReturnTimeout = 150*time.Millisecond, 800*time.Millisecond, 200*time.Millisecond
+	})
+	tokens := prompt(300, 1)
+	bytes := tilesOf(299) * d.layout.TileBytes()
+	good := func() {
+		t.Helper()
+		x.cut()
+		x.allow(-1)
+		h, pb := p.grant(t, tokens, 39)
+		db := d.blocksFor(300, 39)
+		if r := d.load(t, "good", h, tokens, db); r.Err != nil {
+			t.Fatalf("%+v", r)
+		}
+		sameKV(t, p, d, pb, db, 0, tilesOf(299))
+	}
+	good()
+	for _, percent := range []int{0, 1, 50, 99} {
+		h, _ := p.grant(t, tokens, 39)
+		x.allow(600 + bytes*percent/100) // the claim's answer comes before the data
+		start := time.Now()
+		r := d.load(t, "stalled", h, tokens, d.blocksFor(300, 39))
+		if took := time.Since(start); r.Err == nil || took > 1100*time.Millisecond {
+			t.Fatalf("%d %%: %+v after %v", percent, r, took)
+		}
+		good()
+	}
+	for i := range 10 {
+		h, _ := p.grant(t, tokens, 39)
+		d.Load(LoadSpec{
+			ID: kv.RequestID(fmt.Sprint(i)), Handoff: h, Prompt: tokens, Local: d.blocksFor(300, 39), ToTile: 2,
+		})
+	}
+	x.cut()
+	for range 10 {
+		d.report(t)
+	}
+	good()
+}
+
+func TestLossOfTheConnectionEndsTheClaim(t *testing.T) {
+	p := hostEngine(t, "p", 1, 1, 20)
+	d := hostEngine(t, "d", 1, 1, 20)
+	tokens := prompt(40, 1)
+	h, _ := p.grant(t, tokens, 9)
+	v, err := d.peers.get(t.Context(), h.key(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := claim{
+		Incarnation: h.Incarnation, Lease: h.Lease, Epoch: h.Epoch, To: 3, Digest: h.Digest, Tokens: h.Tokens,
+		Factors: d.factorSum, Want: time.Minute,
+	}
+	if _, err := v.conn.Call(t.Context(), kindClaim, ask.encode()); err != nil {
+		t.Fatal(err)
+	}
+	v.release()
+	d.stop() // killed, as far as P can see
+	for p.Status().Leases.Claimed != 0 {
+		<-time.After(time.Millisecond)
+	}
+	d2 := hostEngine(t, "d", 1, 1, 20)
+	if r := d2.load(t, "r", h, tokens, d2.blocksFor(40, 9)); r.Err != nil {
+		t.Fatalf("%+v", r)
+	}
+}
