@@ -207,6 +207,11 @@ func TestOftenPreemptedRequestIsSure(t *testing.T) {
 	for i := range 6 {
 		w.must(Request{ID: id(i), Prompt: prompt(uint64(9+i), 30), MaxTokens: 60, External: i % 2 * 30})
 	}
+	for !b.over {
+		if w.tick(); w.s.Stats().Running > 1 && !b.over {
+			t.Fatal("another runs beside B and may need its blocks")
+		}
+	}
 	w.finish(500)
 	if b.counts.Preempted != sure {
 		t.Errorf("B was preempted %d times", b.counts.Preempted)
