@@ -1,0 +1,304 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"tandem/internal/chat"
+	"tandem/internal/connector"
+	"tandem/internal/engine"
+	"tandem/internal/openai"
+	"tandem/internal/tokenizer"
+)
+
+// An Engine is what the server uses of an *engine.Engine.
+type Engine interface {
+	Submit(context.Context, engine.Request) (*engine.Stream, error)
+	Info() engine.ModelInfo
+	Limit() int
+	Err() error
+	Status() engine.Status
+}
+
+// A Connector is what the server uses of a *connector.Connector: leases that
+// end although no request ran.
+type Connector interface {
+	ReturnUnread(h *connector.Handoff)
+	ReleaseByHandoff(raw []byte) error
+}
+
+// A Config says what a Server serves. Engine, Tokenizer and ModelNames are
+// needed.
+type Config struct {
+	Engine    Engine
+	Connector Connector // nil: no hand-offs
+	Tokenizer *tokenizer.Tokenizer
+	Template  *chat.Template // nil: chat requests are refused
+
+	// ModelNames are the names that requests may use; answers carry the first.
+	ModelNames []string
+	Version    string // of /version
+
+	// Info adds members to /server_info: role, peers, leases, command line. It is
+	// called for each request and may be nil.
+	Info func() map[string]any
+
+	// Metrics answers /metrics; nil: 404.
+	Metrics http.Handler
+
+	APIKey       string        // "": no key is asked for
+	MaxBody      int64         // bytes of a request; openai.MaxBodyBytes
+	WriteTimeout time.Duration // of each write to a client; 30 s
+	RetryAfter   time.Duration // of 429 and 503; 1 s
+
+	Hooks Hooks
+	Log   *slog.Logger // nil: no logs
+}
+
+// Hooks receive copies of what happens; nil functions are not called.
+type Hooks struct {
+	// Request tells of an answered request. Status is StatusClientGone for one
+	// whose client left.
+	Request func(path, method string, status int, d time.Duration)
+
+	// Params tells of the parameters of a prompt that was submitted.
+	Params func(n, maxTokens int)
+}
+
+// A Server answers the HTTP requests of one engine. It is safe for concurrent
+// use and holds no state besides the draining flag.
+type Server struct {
+	cfg      Config
+	submit   func(context.Context, engine.Request) (stream, error)
+	key      [sha256.Size]byte
+	started  time.Time
+	draining atomic.Bool
+	widest   int // bytes of the longest token
+	routes   map[string]route
+}
+
+// A stream is what a request uses of an *engine.Stream.
+type stream interface {
+	Next(context.Context) (engine.Output, error)
+	Stop(choice int)
+	Abort(reason string)
+	Close()
+}
+
+type route struct {
+	method string
+	keyed  bool
+	serve  func(http.ResponseWriter, *http.Request)
+}
+
+// New returns a server. It starts nothing.
+func New(cfg Config) (*Server, error) {
+	switch {
+	case cfg.Engine == nil:
+		return nil, errors.New("server: a Config needs an Engine")
+	case cfg.Tokenizer == nil:
+		return nil, errors.New("server: a Config needs a Tokenizer")
+	case len(cfg.ModelNames) == 0 || cfg.ModelNames[0] == "":
+		return nil, errors.New("server: a Config needs a model name")
+	}
+	if cfg.MaxBody <= 0 {
+		cfg.MaxBody = openai.MaxBodyBytes
+	}
+	if cfg.WriteTimeout <= 0 {
+		cfg.WriteTimeout = 30 * time.Second
+	}
+	if cfg.RetryAfter <= 0 {
+		cfg.RetryAfter = time.Second
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{widest: 1, cfg: cfg, key: sha256.Sum256([]byte(cfg.APIKey)), started: time.Now()}
+	for id := range cfg.Tokenizer.Size() {
+		s.widest = max(s.widest, len(cfg.Tokenizer.Piece(int32(id))))
+	}
+	s.submit = func(ctx context.Context, r engine.Request) (stream, error) {
+		st, err := cfg.Engine.Submit(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		return st, nil
+	}
+	s.routes = map[string]route{
+		"/v1/completions":      {http.MethodPost, true, s.completions},
+		"/v1/chat/completions": {http.MethodPost, true, s.chat},
+		"/v1/models":           {http.MethodGet, true, s.models},
+		"/tokenize":            {http.MethodPost, true, s.tokenize},
+		"/detokenize":          {http.MethodPost, true, s.detokenize},
+		"/release_kv_handoff":  {http.MethodPost, false, s.release},
+		"/health":              {http.MethodGet, false, s.health},
+		"/health/ready":        {http.MethodGet, false, s.ready},
+		"/ping":                {http.MethodGet, false, s.health},
+		"/version":             {http.MethodGet, false, s.version},
+		"/server_info":         {http.MethodGet, false, s.serverInfo},
+		"/model_info":          {http.MethodGet, false, s.modelInfo},
+		"/metrics":             {http.MethodGet, false, s.metrics},
+	}
+	return s, nil
+}
+
+// Drain makes new requests a 503 and /health/ready not ready. Running requests
+// go on.
+func (s *Server) Drain() { s.draining.Store(true) }
+
+// Handler returns the handler of all paths.
+func (s *Server) Handler() http.Handler { return s }
+
+// ServeHTTP answers one request. Paths are compared, never cleaned or joined.
+func (s *Server) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+	begun := time.Now()
+	rec := &recorder{ResponseWriter: w}
+	openai.Arm(http.NewResponseController(rec), s.cfg.WriteTimeout)
+	rec.Header().Set("X-Request-Id", requestID(q))
+	label := q.URL.Path
+	r, ok := s.routes[label]
+	if id, is := strings.CutPrefix(label, "/v1/models/"); !ok && is {
+		label = "/v1/models/{id}"
+		r, ok = route{http.MethodGet, true, func(w http.ResponseWriter, _ *http.Request) { s.model(w, id) }}, true
+	}
+	switch {
+	case !ok:
+		label = "other"
+		s.fail(rec, openai.NewError(http.StatusNotFound, "", "there is nothing at this path"))
+	case q.Method != r.method && (r.method != http.MethodGet || q.Method != http.MethodHead):
+		rec.Header().Set("Allow", r.method)
+		s.fail(rec, openai.NewError(http.StatusMethodNotAllowed, "", "this path takes %s only", r.method))
+	case r.keyed && !s.allowed(q):
+		rec.Header().Set("WWW-Authenticate", "Bearer")
+		s.fail(rec, openai.NewError(http.StatusUnauthorized, "", "the API key is missing or wrong"))
+	default:
+		r.serve(rec, q)
+	}
+	if f := s.cfg.Hooks.Request; f != nil {
+		f(label, method(q.Method), max(rec.status, http.StatusOK), time.Since(begun))
+	}
+}
+
+// method returns m when it is a known method: labels of metrics are bounded.
+func method(m string) string {
+	switch m {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodOptions, http.MethodPatch:
+		return m
+	}
+	return "other"
+}
+
+// allowed compares the bearer token with the key in constant time.
+func (s *Server) allowed(q *http.Request) bool {
+	if s.cfg.APIKey == "" {
+		return true
+	}
+	scheme, token, _ := strings.Cut(q.Header.Get("Authorization"), " ")
+	sum := sha256.Sum256([]byte(token))
+	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(sum[:], s.key[:]) == 1
+}
+
+// requestID returns the client's X-Request-Id where it is printable and short,
+// else a new one.
+func requestID(q *http.Request) string {
+	id := q.Header.Get("X-Request-Id")
+	ok := id != "" && len(id) <= 256
+	for i := 0; ok && i < len(id); i++ {
+		ok = id[i] > ' ' && id[i] <= '~'
+	}
+	if ok {
+		return id
+	}
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// read returns the body of q, at most MaxBody bytes.
+func (s *Server) read(w http.ResponseWriter, q *http.Request) ([]byte, error) {
+	raw, err := io.ReadAll(http.MaxBytesReader(w, q.Body, s.cfg.MaxBody))
+	var big *http.MaxBytesError
+	switch {
+	case errors.As(err, &big):
+		return nil, openai.NewError(http.StatusRequestEntityTooLarge, "", "the body has more than %d bytes", s.cfg.MaxBody)
+	case err != nil:
+		return nil, openai.Bad("", "the body could not be read to its end")
+	}
+	return raw, nil
+}
+
+// named checks the model of a request; "" is the served one.
+func (s *Server) named(model string) error {
+	if model == "" {
+		return nil
+	}
+	for _, n := range s.cfg.ModelNames {
+		if n == model {
+			return nil
+		}
+	}
+	return openai.NewError(http.StatusNotFound, "model", "the model does not exist here; GET /v1/models lists what does")
+}
+
+// fail writes the error body of err and returns what the client sees.
+func (s *Server) fail(w http.ResponseWriter, err error) *openai.Error {
+	e := answerTo(err)
+	if e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests {
+		w.Header().Set("Retry-After", strconv.Itoa(max(1, int(s.cfg.RetryAfter/time.Second))))
+	}
+	if e.Status >= 500 {
+		s.cfg.Log.Error("request failed", "id", w.Header().Get("X-Request-Id"), "status", e.Status, "err", err)
+	}
+	_ = s.write(w, e.Status, e) // a client that has gone needs no error
+	return e
+}
+
+// write sends v as the whole answer.
+func (s *Server) write(w http.ResponseWriter, status int, v any) error {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	rc := http.NewResponseController(w)
+	openai.Arm(rc, s.cfg.WriteTimeout)
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(status)
+	if _, err := w.Write(body); err != nil {
+		return err
+	}
+	if err := rc.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return err
+	}
+	return nil
+}
+
+// A recorder notes the status of an answer.
+type recorder struct {
+	http.ResponseWriter
+	status int
+}
+
+// WriteHeader notes the status and passes it on.
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 {
+		r.status = status
+	}
+	r.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
