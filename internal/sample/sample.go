@@ -42,41 +42,19 @@ type Sampler struct {
 
 // Argmax returns the lowest index of the highest value of row. The only error is
 // ErrNotFinite.
-//
-// Values are compared as integers in the same order, where every NaN lies above
-// +Inf or below -Inf, so that one pass without branches finds the highest value
-// and whatever is not a number.
 func Argmax(row []float32) (kv.Token, error) {
-	top := [4]int32{math.MinInt32, math.MinInt32, math.MinInt32, math.MinInt32}
-	low := [4]int32{math.MaxInt32, math.MaxInt32, math.MaxInt32, math.MaxInt32}
-	rest := row
-	for ; len(rest) >= 4; rest = rest[4:] {
-		a, b, c, d := order(rest[0]), order(rest[1]), order(rest[2]), order(rest[3])
-		top[0], top[1], top[2], top[3] = max(top[0], a), max(top[1], b), max(top[2], c), max(top[3], d)
-		low[0], low[1], low[2], low[3] = min(low[0], a), min(low[1], b), min(low[2], c), min(low[3], d)
+	best, at := float32(math.Inf(-1)), -1
+	for i, x := range row {
+		if x > best {
+			best, at = x, i
+		} else if x != x {
+			return 0, ErrNotFinite
+		}
 	}
-	for _, x := range rest {
-		top[0], low[0] = max(top[0], order(x)), min(low[0], order(x))
-	}
-	best := max(top[0], top[1], top[2], top[3])
-	least := min(low[0], low[1], low[2], low[3])
-	if best >= plusInf || best <= minusInf || least < minusInf {
+	if at < 0 || math.IsInf(float64(best), 1) {
 		return 0, ErrNotFinite
 	}
-	highest := math.Float32frombits(uint32(best ^ best>>31&math.MaxInt32))
-	return kv.Token(slices.Index(row, highest)), nil
-}
-
-// Both infinities in the order of integers.
-const (
-	plusInf  = 0x7f800000
-	minusInf = -0x7f800001
-)
-
-// order maps x to an integer that compares like x.
-func order(x float32) int32 {
-	k := int32(math.Float32bits(x))
-	return k ^ k>>31&math.MaxInt32
+	return kv.Token(at), nil
 }
 
 // Next chooses the token that follows, from the row of logits of the last one.

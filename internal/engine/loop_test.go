@@ -1,0 +1,144 @@
+package engine
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"tandem/internal/kv"
+	"tandem/internal/sched"
+	"tandem/internal/sim"
+)
+
+// stepper drives a core without a loop.
+type stepper struct {
+	*core
+	e *Engine
+	m *sim.Model
+}
+
+func newStepper(tb testing.TB, seqs int) stepper {
+	tb.Helper()
+	m, err := sim.New(sim.Config{Blocks: 64 * seqs})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			tb.Error(err)
+		}
+	})
+	e, err := New(Config{Model: m, MaxOutputs: 1 << 20})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for i := range seqs {
+		if _, err := e.Submit(tb.Context(), greedy(prompt(20, i), 900)); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return stepper{e.core, e, m}
+}
+
+func (s stepper) step(tb testing.TB) bool {
+	now := time.Time{}
+	s.e.events(now, nil, nil)
+	work := s.next(now)
+	s.e.carry(now)
+	if work {
+		if err := s.e.step(now); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return work
+}
+
+// A decode step allocates next to nothing: the queues of outputs and the lists
+// of tokens grow now and then.
+func TestDecodeStepDoesNotAllocate(t *testing.T) {
+	const seqs = 16
+	s := newStepper(t, seqs)
+	for range 300 {
+		s.step(t)
+	}
+	n := testing.AllocsPerRun(200, func() { s.step(t) })
+	if n > 1 {
+		t.Errorf("%v allocations for a step of %d sequences", n, seqs)
+	}
+}
+
+// The core is a value: the same events give the same plans and tokens.
+func TestCoreRepeatsItself(t *testing.T) {
+	history := func() (out [][]kv.Token) {
+		s := newStepper(t, 5)
+		for range 40 {
+			if !s.step(t) {
+				break
+			}
+			var row []kv.Token
+			for g := range s.groups {
+				row = append(row, kv.Token(g.usage.Completion))
+			}
+			slices.Sort(row)
+			out = append(out, row)
+		}
+		return out
+	}
+	a, b := history(), history()
+	if len(a) != len(b) || !slices.EqualFunc(a, b, slices.Equal[[]kv.Token]) {
+		t.Errorf("two runs differ:\n%v\n%v", a, b)
+	}
+}
+
+// An engine without work plans nothing more after its last event.
+func TestIdleEngineRests(t *testing.T) {
+	b := start(t, sim.Config{}, Config{})
+	b.run(t, greedy(prompt(5, 1), 2))
+	b.Drain(t.Context())
+	deadline := time.Now().Add(5 * time.Second)
+	for b.Status().Stalled != 0 {
+		if time.Now().After(deadline) {
+			t.Fatal("the loop does not rest")
+		}
+	}
+	b.settled(t)
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	m, err := sim.New(sim.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = m.Close() }()
+	for i, c := range []Config{
+		{},
+		{Model: m, Policy: "perhaps"},
+		{Model: m, MaxOutputs: 1},
+		{Model: m, MaxBatchedTokens: -1},
+		{Model: m, MaxSeqs: -1},
+		{Model: m, MaxModelLen: -5},
+	} {
+		if _, err := New(c); err == nil {
+			t.Errorf("config %d was taken", i)
+		}
+	}
+	e, err := New(Config{Model: m, MaxModelLen: 1 << 30})
+	if err != nil || e.Limit() != 256*16 || e.Info().Vocab != 259 {
+		t.Errorf("limit %v, %v", e.Limit(), err)
+	}
+	var zero sched.Totals
+	if s := e.Status(); s.Stats.Totals != zero || s.Stats.Blocks != 256 || s.BlockTokens != 16 {
+		t.Errorf("status %+v", s)
+	}
+}
+
+func BenchmarkStep(b *testing.B) {
+	s := newStepper(b, 32)
+	for b.Loop() {
+		if !s.step(b) {
+			b.StopTimer()
+			s = newStepper(b, 32)
+			b.StartTimer()
+		}
+	}
+}
