@@ -112,6 +112,9 @@ func (c *core) submit(g *group, now time.Time) error {
 		return err
 	}
 	c.groups[g] = struct{}{}
+	if h := g.req.Handoff; h != nil && h.Tokens == 0 {
+		c.giveBack(g)
+	}
 	return nil
 }
 

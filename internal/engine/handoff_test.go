@@ -124,6 +124,13 @@ func TestHandoffWithLocalHits(t *testing.T) {
 	if u := x.d.run(t, r).last.Usage; u.Computed != 100 {
 		t.Errorf("with prompt log-probabilities: usage %+v", u)
 	}
+	r = greedy(prompt(30, 8), 2)
+	empty := *x.prefill(t, r)
+	empty.Tokens = 0
+	r.Handoff = &empty
+	if u := x.d.run(t, r).last.Usage; u.Computed != 30 {
+		t.Errorf("an offer of nothing: usage %+v", u)
+	}
 	r = seeded(prompt(70, 5), 5, 1)
 	r.Handoff, r.N = x.prefill(t, r), 3
 	s, err := x.d.Submit(t.Context(), r)

@@ -254,7 +254,8 @@ func (e *Engine) Run(ctx context.Context) (err error) {
 func (e *Engine) loop(ctx context.Context) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("engine: panic in a step: %v\n%s", p, debug.Stack())
+			e.log.Error("panic in a step", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+			err = fmt.Errorf("%w: panic in a step: %v", ErrDead, p)
 		}
 	}()
 	reports, freed := e.channels()
@@ -290,11 +291,12 @@ func (e *Engine) step(began time.Time) error {
 	tokens, seqs := b.Tokens(), len(b.Seqs)
 	rows, err := e.model.Step(b)
 	if err != nil {
-		return fmt.Errorf("engine: model step of %d tokens: %w", tokens, err)
+		return fmt.Errorf("%w: computing a step of %d tokens: %w", ErrDead, tokens, err)
 	}
 	now := time.Now()
 	e.cfg.Metrics.Step(tokens, seqs, now.Sub(began))
 	e.core.apply(rows, now)
+	e.core.audit()
 	e.carry(now)
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -60,10 +61,15 @@ func (b bench) settled(t *testing.T) {
 	if n := b.drained(t); n != 0 {
 		t.Fatalf("%d requests are left", n)
 	}
-	// The loop has ended: what leases gave back last is still to be taken.
-	if l, ok := b.cfg.Connector.(*link); ok {
-		for len(l.freed) > 0 {
-			b.core.sched.Release(<-l.freed)
+	// The loop has ended: what leases gave back last is still to be taken. None
+	// of it waits for a deadline.
+	limit := time.After(5 * time.Second)
+	for b.core.sched.Stats().Leased > 0 {
+		select {
+		case blocks := <-b.cfg.Connector.Freed():
+			b.core.sched.Release(blocks)
+		case <-limit:
+			t.Fatalf("blocks are leased: %+v", b.core.sched.Stats())
 		}
 	}
 	s := b.core.sched.Stats()

@@ -17,6 +17,9 @@ var (
 	ErrDraining = errors.New("engine: draining")
 	// ErrClosed says that the engine is not running any more.
 	ErrClosed = errors.New("engine: not running")
+	// ErrDead ends the requests of an engine whose model failed. Its text is for
+	// logs, not for clients.
+	ErrDead = errors.New("engine: dead")
 	// ErrSlowReader ends a request whose outputs were not read in time.
 	ErrSlowReader = errors.New("engine: outputs were not read in time")
 	// ErrAborted ends a request that its reader gave up.
