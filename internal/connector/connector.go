@@ -63,10 +63,10 @@ func New(cfg Config) (*Connector, error) {
 func newConnector(cfg Config, inc Incarnation, n network) *Connector {
 	c := &Connector{
 		cfg: cfg, net: n, layout: cfg.Arenas[0].Layout(), tp: len(cfg.Arenas), incarnation: inc, epoch: firstEpoch,
-		leases:  newLeaseLoop(cfg.Metrics),
 		reports: make(chan LoadReport, 256), closed: make(chan struct{}), track: make(chan trackChange),
 		loads: map[kv.RequestID]context.CancelFunc{},
 	}
+	c.leases = newLeaseLoop(cfg.Metrics, c.sums)
 	c.scope, c.end = context.WithCancel(context.Background())
 	c.factors = fingerprint(cfg.Fingerprint, c.layout, c.tp)
 	c.factorSum = factorSum(c.factors)

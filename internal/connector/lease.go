@@ -93,6 +93,7 @@ type leaseEffects struct {
 	Verdict verdict
 	Limit   time.Duration // of the claim
 	Claimed *lease        // a claim began: publish it before the answer
+	Sums    []uint64      // of the claimed tiles; the shell adds them
 	Unclaim []LeaseID     // claims that ended: withdraw them
 	Ended   []endedLease
 }

@@ -18,6 +18,10 @@ type leaseLoop struct {
 	closed  chan struct{}
 	metrics Metrics
 
+	// sums reads the sums of tiles [from, to) of a claimed lease. The loop calls it
+	// itself, so that the lease cannot end, nor its blocks be written, meanwhile.
+	sums func(blocks []kv.BlockID, from, to int) []uint64
+
 	mu     sync.Mutex
 	claims map[LeaseID]runningClaim // what the serving side may read
 	stats  LeaseStats
@@ -41,8 +45,9 @@ type LeaseStats struct {
 	Granted, Returned, Revoked, Expired uint64 // since the start
 }
 
-func newLeaseLoop(m Metrics) *leaseLoop {
+func newLeaseLoop(m Metrics, sums func([]kv.BlockID, int, int) []uint64) *leaseLoop {
 	return &leaseLoop{
+		sums:  sums,
 		calls: make(chan leaseCall), freed: make(chan []kv.BlockID, 64), closed: make(chan struct{}),
 		metrics: m, claims: map[LeaseID]runningClaim{},
 	}
@@ -75,6 +80,9 @@ func (l *leaseLoop) run(ctx context.Context, table *leaseTable) {
 		case c := <-l.calls:
 			e = table.Handle(c.event, time.Now())
 			l.publish(c.event, e, table)
+			if ev, ok := c.event.(claimEvent); ok && e.Claimed != nil {
+				e.Sums = l.sums(e.Claimed.blocks, ev.claim.From, ev.To)
+			}
 			c.reply <- e
 		case <-timer.C:
 			e = table.Handle(tickEvent{}, time.Now())

@@ -144,7 +144,7 @@ func (l *load) claim(ctx context.Context) {
 		Digest: l.digest, Tokens: h.Tokens, Factors: l.c.factorSum, Want: max(want, 0),
 	}
 	body, err := l.view.conn.Call(ctx, kindClaim, ask.encode())
-	if err != nil && l.view.ended() && ctx.Err() == nil {
+	if err != nil && l.view.ended(err) && ctx.Err() == nil {
 		// The connection had ended without anybody noticing: any claim of it ended
 		// too, so a fresh one may be tried.
 		if err = l.meetAgain(ctx); err == nil {

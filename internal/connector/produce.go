@@ -108,8 +108,6 @@ func (c *Connector) answerHello(_ context.Context, _ callerID, body []byte) ([]b
 	return c.hello(true).encode(), nil
 }
 
-// answerClaim lets the table decide and reads the sums of the claimed tiles. The
-// lease holds the blocks, so their sums stand still.
 func (c *Connector) answerClaim(ctx context.Context, from callerID, body []byte) ([]byte, error) {
 	ask, err := decodeClaim(body)
 	if err != nil {
@@ -119,17 +117,18 @@ func (c *Connector) answerClaim(ctx context.Context, from callerID, body []byte)
 	if err != nil {
 		return nil, err
 	}
-	a := &claimAnswer{Verdict: e.Verdict, Limit: e.Limit}
-	if e.Verdict == verdictOK {
-		a.Sums = make([]uint64, 0, c.tp*(ask.To-ask.From)*c.layout.Heads)
-		for _, arena := range c.cfg.Arenas {
-			for i := ask.From; i < ask.To; i++ {
-				tile := tileIn(e.Claimed.blocks, c.layout.BlockTiles, i)
-				a.Sums = append(a.Sums, arena.Sums(kv.TileID(tile))...)
-			}
+	return (&claimAnswer{Verdict: e.Verdict, Limit: e.Limit, Sums: e.Sums}).encode(), nil
+}
+
+// sums returns the sums of tiles [from, to) of a block table: rank, tile, head.
+func (c *Connector) sums(blocks []kv.BlockID, from, to int) []uint64 {
+	out := make([]uint64, 0, c.tp*(to-from)*c.layout.Heads)
+	for _, arena := range c.cfg.Arenas {
+		for i := from; i < to; i++ {
+			out = append(out, arena.Sums(kv.TileID(tileIn(blocks, c.layout.BlockTiles, i)))...)
 		}
 	}
-	return a.encode(), nil
+	return out
 }
 
 func (c *Connector) answerRenew(ctx context.Context, _ callerID, body []byte) ([]byte, error) {

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"tandem/internal/kv"
+	"tandem/internal/transfer"
 )
 
 // A view is an immutable snapshot of a peer: its connection, its geometry and
@@ -52,7 +54,7 @@ func (e *handshakeError) Unwrap() error { return e.err }
 
 // shake connects to a peer, compares identity and fingerprint and binds the
 // memories. ctx bounds all of it. A connection that turns out to have ended, as
-// one to the process that listened there before does, is replaced once.
+// one to the process that listened there before does, is replaced.
 func (c *Connector) shake(ctx context.Context, key peerKey) (*view, error) {
 	for attempt := 0; ; attempt++ {
 		conn, err := c.net.Dial(ctx, key.Addr)
@@ -64,21 +66,29 @@ func (c *Connector) shake(ctx context.Context, key peerKey) (*view, error) {
 		if err = c.introduce(ctx, v); err == nil {
 			return v, nil
 		}
-		again := attempt == 0 && v.ended()
+		again := attempt < redials && v.ended(err)
 		v.release()
 		if !again {
 			return nil, err
 		}
+		select { // the network may still be forgetting the old connection
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(time.Millisecond << attempt):
+		}
 	}
 }
 
-// ended reports that the connection of v is over.
-func (v *view) ended() bool {
+// redials is how often a handshake replaces a connection that had ended.
+const redials = 5
+
+// ended reports that err is the end of v's connection, which nobody had noticed.
+func (v *view) ended(err error) bool {
 	select {
 	case <-v.conn.Done():
 		return true
 	default:
-		return false
+		return errors.Is(err, transfer.ErrPeerGone)
 	}
 }
 

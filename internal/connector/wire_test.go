@@ -286,18 +286,20 @@ func TestStallAndCutOnTheWire(t *testing.T) {
 	}
 	bound := free.Addr().String()
 	_ = free.Close()
-	p := hostEngine(t, "p", 1, 1, 40, func(c *Config) { c.Listen, c.Advertise = bound, x.l.Addr().String() })
+	p := hostEngine(t, "p", 1, 1, 20*20, func(c *Config) { c.Listen, c.Advertise = bound, x.l.Addr().String() })
 	x.run(bound)
 	d := hostEngine(t, "d", 1, 1, 40, func(c *Config) {
 		c.NoProgress, c.LoadTimeout, c.ReturnTimeout = 150*time.Millisecond, 800*time.Millisecond, 200*time.Millisecond
 	})
 	tokens := prompt(300, 1)
+	first := -1
+	next := func() int { first += 20; return first } // nobody else's blocks
 	bytes := tilesOf(299) * d.layout.TileBytes()
 	good := func() {
 		t.Helper()
 		x.cut()
 		x.allow(-1)
-		h, pb := p.grant(t, tokens, 39)
+		h, pb := p.grant(t, tokens, next())
 		db := d.blocksFor(300, 39)
 		if r := d.load(t, "good", h, tokens, db); r.Err != nil {
 			t.Fatalf("%+v", r)
@@ -306,7 +308,7 @@ func TestStallAndCutOnTheWire(t *testing.T) {
 	}
 	good()
 	for _, percent := range []int{0, 1, 50, 99} {
-		h, _ := p.grant(t, tokens, 39)
+		h, _ := p.grant(t, tokens, next())
 		x.allow(600 + bytes*percent/100) // the claim's answer comes before the data
 		start := time.Now()
 		r := d.load(t, "stalled", h, tokens, d.blocksFor(300, 39))
@@ -316,9 +318,9 @@ func TestStallAndCutOnTheWire(t *testing.T) {
 		good()
 	}
 	for i := range 10 {
-		h, _ := p.grant(t, tokens, 39)
+		h, _ := p.grant(t, tokens, next())
 		d.Load(LoadSpec{
-			ID: kv.RequestID(fmt.Sprint(i)), Handoff: h, Prompt: tokens, Local: d.blocksFor(300, 39), ToTile: 2,
+			ID: kv.RequestID(fmt.Sprint(i)), Handoff: h, Prompt: tokens, Local: d.blocksFor(32, 39-2*i), ToTile: 2,
 		})
 	}
 	x.cut()
