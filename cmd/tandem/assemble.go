@@ -1,0 +1,229 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+
+	"tandem/internal/connector"
+	"tandem/internal/engine"
+	"tandem/internal/kv"
+	"tandem/internal/server"
+	"tandem/internal/telemetry"
+)
+
+// An assembly is the parts of one engine process.
+type assembly struct {
+	o         *serveOptions
+	log       *slog.Logger
+	engine    *engine.Engine
+	connector *connector.Connector // nil: none
+	server    *server.Server
+	socketDir string // made here, to be removed
+}
+
+// assemble wires the parts above the model.
+func assemble(o *serveOptions, m *loaded, transfer transferConfig, log *slog.Logger) (s *assembly, err error) {
+	names := o.names
+	if len(names) == 0 {
+		names = []string{m.name}
+	}
+	s = &assembly{o: o, log: log}
+	info, arenas := m.Info(), m.Arenas()
+	metrics := telemetry.NewEngine(telemetry.EngineConfig{
+		Model: names[0], Version: version, MaxModelLen: info.MaxLen,
+		BlockTokens: arenas[0].Layout().BlockTokens(), Blocks: arenas[0].Blocks(),
+	})
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.discard())
+		}
+	}()
+	cfg := engine.Config{
+		Model: m, ID: kv.EngineID(transfer.EngineID), MaxBatchedTokens: o.maxBatched, MaxSeqs: o.maxSeqs, MaxModelLen: o.maxLen,
+		Priority: o.policy == "priority", NoPrefixCache: o.noPrefix, Policy: transfer.Policy, Seed: o.seed,
+		Metrics: metrics.Engine, Log: log,
+	}
+	sc := server.Config{
+		Tokenizer: m.tokenizer, Template: m.template, ModelNames: names, Version: version, Info: s.info,
+		Metrics: metrics.Handler, APIKey: o.apiKey, Hooks: metrics.Server, Log: log,
+	}
+	if o.quiet {
+		sc.Log = slog.New(aboveInfo{log.Handler()})
+	}
+	if !o.noConnector {
+		if s.connector, err = s.openConnector(transfer, info, arenas, metrics.Connector); err != nil {
+			return s, err
+		}
+		cfg.Connector, sc.Connector = s.connector, returner{s.connector}
+		cfg.ID = s.connector.Status().Engine
+	}
+	if s.engine, err = engine.New(cfg); err != nil {
+		return s, err
+	}
+	sc.Engine = s.engine
+	metrics.Watch(s.engine.Status, s.leases())
+	s.server, err = server.New(sc)
+	return s, err
+}
+
+// A returner gives leases back for the server, which has no context to spend on
+// it: the connector bounds the attempt itself.
+type returner struct{ *connector.Connector }
+
+// ReturnUnread implements server.Connector.
+func (r returner) ReturnUnread(h *connector.Handoff) {
+	r.Connector.ReturnUnread(context.Background(), h)
+}
+
+// aboveInfo drops the lines that tell of ordinary requests.
+type aboveInfo struct{ slog.Handler }
+
+// Enabled implements slog.Handler.
+func (h aboveInfo) Enabled(ctx context.Context, l slog.Level) bool {
+	return l > slog.LevelInfo && h.Handler.Enabled(ctx, l)
+}
+
+func (s *assembly) leases() func() connector.LeaseStats {
+	if s.connector == nil {
+		return nil
+	}
+	return func() connector.LeaseStats { return s.connector.Status().Leases }
+}
+
+// openConnector binds the peer address: a taken one ends the start.
+func (s *assembly) openConnector(t transferConfig, info engine.ModelInfo, arenas []*kv.Arena, m connector.Metrics) (*connector.Connector, error) {
+	token, err := readToken(s.o.tokenFile)
+	if err != nil {
+		return nil, err
+	}
+	if t.EngineID == "" {
+		t.EngineID = randomID()
+	}
+	factors := make([]connector.Factor, len(info.Fingerprint))
+	for i, f := range info.Fingerprint {
+		factors[i] = connector.Factor(f)
+	}
+	dir := s.o.socketDir
+	if dir == "" {
+		if dir, err = os.MkdirTemp("", "tandem-"); err != nil {
+			return nil, fmt.Errorf("making a folder for the peer socket: %w; give one with --peer-socket-dir", err)
+		}
+		s.socketDir = dir
+	}
+	if host, _, err := net.SplitHostPort(s.o.peerListen); err == nil && s.o.advertise == "" {
+		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+			return nil, fmt.Errorf("--peer-listen %s names every address of this host: say with --peer-advertise which one others dial", s.o.peerListen)
+		}
+	}
+	return connector.New(connector.Config{
+		EngineID: kv.EngineID(t.EngineID), Role: t.Role, Arenas: arenas, Fingerprint: factors, Token: token,
+		Listen: s.o.peerListen, Advertise: s.o.advertise, UnixDir: dir, Copiers: t.Extra.Threads,
+		LeaseDuration: seconds(t.Extra.LeaseSeconds), HandshakeTimeout: seconds(t.Extra.HandshakeSeconds),
+		LoadTimeout: seconds(t.Extra.LoadSeconds), NoProgress: seconds(t.Extra.StallSeconds), PeerIdle: seconds(t.Extra.EngineTTLSeconds),
+		Log: s.log, Metrics: m,
+	})
+}
+
+// readToken reads the cluster token: hexadecimal digits, or any text.
+func readToken(path string) ([]byte, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("--cluster-token-file: %w", err)
+	}
+	text = bytes.TrimSpace(text)
+	if len(text) < 32 || len(text) > 4096 {
+		return nil, fmt.Errorf("--cluster-token-file %s: %d bytes; make a token of 32 to 4096 with: openssl rand -hex 32", path, len(text))
+	}
+	if raw, err := hex.DecodeString(string(text)); err == nil {
+		return raw, nil
+	}
+	return text, nil
+}
+
+// discard gives back what was opened when something failed before run.
+func (s *assembly) discard() error {
+	var err error
+	if s.connector != nil {
+		err = s.connector.Close()
+	}
+	if s.socketDir != "" {
+		err = errors.Join(err, os.RemoveAll(s.socketDir))
+	}
+	return err
+}
+
+// run serves until ctx ends, then stops from the top down: no new requests,
+// running ones and leases end within the grace, then the engine, then the
+// connector, and last of all the memory that peers read.
+func (s *assembly) run(ctx context.Context, ln net.Listener) error {
+	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	engineCtx, stopEngine := context.WithCancel(base)
+	defer stopEngine()
+	serving, stopServing := context.WithCancel(ctx)
+	defer stopServing()
+
+	engineDone, connectorDone := make(chan error, 1), make(chan error, 1)
+	go func() {
+		err := s.engine.Run(engineCtx)
+		if err != nil {
+			// The process stays: /health tells why, and every request gets an
+			// error at once.
+			s.log.Error("the engine ended", "error", err)
+		}
+		engineDone <- err
+	}()
+	connCtx, stopConnector := context.WithCancel(base)
+	defer stopConnector()
+	if s.connector == nil {
+		connectorDone <- nil
+	} else {
+		go func() {
+			err := s.connector.Run(connCtx)
+			if err != nil {
+				s.log.Error("the connector ended", "error", err)
+				stopServing()
+			}
+			connectorDone <- err
+		}()
+	}
+	s.log.Info("engine started", s.describe(listenerURL(ln))...)
+	err := serveHTTP(serving, ln, s.server.Handler(), s.log, s.o.grace, s.drain)
+	stopEngine()
+	engineErr := <-engineDone
+	stopConnector()
+	connErr := <-connectorDone
+	if s.socketDir != "" {
+		err = errors.Join(err, os.RemoveAll(s.socketDir))
+	}
+	s.log.Info("engine stopped")
+	return errors.Join(err, engineErr, connErr)
+}
+
+// drain ends admission and waits for what runs and for the leases of peers.
+func (s *assembly) drain(ctx context.Context) {
+	began := time.Now()
+	s.server.Drain()
+	requests := s.engine.Drain(ctx)
+	leases := 0
+	if s.connector != nil {
+		leases = s.connector.Drain(ctx)
+	}
+	s.log.Info("drained", "requests_left", requests, "leases_left", leases, "seconds", time.Since(began).Seconds())
+}
+
+func (s *assembly) describe(url string) []any {
+	out := []any{"url", url}
+	if s.connector != nil {
+		c := s.connector.Status()
+		out = append(out, "engine_id", string(c.Engine), "role", string(c.Role), "peer_address", c.Addr)
+	}
+	return out
+}

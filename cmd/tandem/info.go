@@ -1,0 +1,72 @@
+package main
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+)
+
+// An engineInfo is what `tandem status` and `tandem up` read of an engine's
+// /server_info.
+type engineInfo struct {
+	Model    string        `json:"model"`
+	Version  string        `json:"version"`
+	Kernel   string        `json:"kernel"`
+	Requests int           `json:"requests"`
+	Tandem   connectorInfo `json:"tandem"`
+}
+
+// A connectorInfo is the engine's part of hand-offs and its blocks.
+type connectorInfo struct {
+	EngineID    string     `json:"engine_id"`
+	Role        string     `json:"role"`
+	Incarnation string     `json:"incarnation,omitempty"`
+	Address     string     `json:"peer_address,omitempty"`
+	Epoch       uint64     `json:"epoch"`
+	Leases      int        `json:"leases"`
+	Claimed     int        `json:"claimed"`
+	Loads       int        `json:"loads"`
+	Peers       []peerInfo `json:"peers"`
+	Running     int        `json:"running"`
+	Waiting     int        `json:"waiting"`
+	Loading     int        `json:"loading"`
+	Blocks      int        `json:"blocks"`
+	BlocksFree  int        `json:"blocks_free"`
+	BlocksIndex int        `json:"blocks_in_prefix_index"`
+	BlocksLease int        `json:"blocks_leased"`
+}
+
+// A peerInfo is one peer that the engine reads from.
+type peerInfo struct {
+	EngineID string `json:"engine_id"`
+	Address  string `json:"address"`
+	State    string `json:"state"`
+	Epoch    uint64 `json:"epoch"`
+	Path     string `json:"path"`
+	Reason   string `json:"reason"`
+	Error    string `json:"error,omitempty"`
+}
+
+// info gives /server_info what only the command knows: all parts together.
+func (s *assembly) info() map[string]any {
+	st := s.engine.Status().Stats
+	c := connectorInfo{
+		Role: "aggregated", Running: st.Running, Waiting: st.Waiting, Loading: st.Loading,
+		Blocks: st.Blocks, BlocksFree: st.Free, BlocksIndex: st.Indexed, BlocksLease: st.Leased, Peers: []peerInfo{},
+	}
+	if s.connector != nil {
+		cs := s.connector.Status()
+		c.EngineID, c.Role, c.Address, c.Epoch = string(cs.Engine), string(cs.Role), cs.Addr, uint64(cs.Epoch)
+		c.Incarnation = hex.EncodeToString(cs.Incarnation[:])
+		c.Leases, c.Claimed, c.Loads = cs.Leases.Live, cs.Leases.Claimed, cs.Loads
+		for _, p := range cs.Peers {
+			c.Peers = append(c.Peers, peerInfo{string(p.Engine), p.Addr, p.State, uint64(p.Epoch), p.Path, p.Why, p.Err})
+		}
+	}
+	return map[string]any{"tandem": c}
+}
+
+func randomID() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}

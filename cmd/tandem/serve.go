@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// serveOptions are the flags of `tandem serve`, named as in `vllm serve` where
+// that has them.
+type serveOptions struct {
+	host        string
+	port        int
+	names       []string
+	apiKey      string
+	level       string
+	grace       time.Duration
+	quiet       bool
+	maxLen      int
+	maxSeqs     int
+	maxBatched  int
+	blockSize   int
+	blocks      int
+	memory      byteSize
+	kvType      string
+	noPrefix    bool
+	policy      string
+	seed        uint64
+	tp          int
+	threads     int
+	kernels     string
+	f32         bool
+	sim         bool
+	simDelay    time.Duration
+	transfer    string
+	peerListen  string
+	advertise   string
+	socketDir   string
+	tokenFile   string
+	announceFD  int
+	supervised  bool
+	noConnector bool
+}
+
+func (o *serveOptions) flags(f *pflag.FlagSet) {
+	f.StringVar(&o.host, "host", "127.0.0.1", "address to listen on")
+	f.IntVar(&o.port, "port", 8000, "port to listen on, 0 for a free one")
+	f.StringArrayVar(&o.names, "served-model-name", nil, "name of the model in the API; may be given several times (default: the file's name)")
+	f.StringVar(&o.apiKey, "api-key", os.Getenv("TANDEM_API_KEY"), "key that clients must send (environment: TANDEM_API_KEY)")
+	f.StringVar(&o.level, "log-level", "info", "debug, info, warn or error")
+	f.DurationVar(&o.grace, "drain-timeout", 30*time.Second, "longest time to finish running requests and leases after SIGTERM")
+	f.BoolVar(&o.quiet, "disable-log-requests", false, "no log line per request")
+	f.IntVar(&o.maxLen, "max-model-len", 0, "longest sequence in tokens, prompt and output (default: the model's)")
+	f.IntVar(&o.maxSeqs, "max-num-seqs", 64, "requests that run at once")
+	f.IntVar(&o.maxBatched, "max-num-batched-tokens", 512, "tokens of one step")
+	f.IntVar(&o.blockSize, "block-size", 16, "tokens of a KV block: 16, 32 or 64")
+	f.Var(&o.memory, "kv-cache-memory", "memory of the KV cache, such as 512MiB or 2GiB")
+	f.IntVar(&o.blocks, "num-gpu-blocks-override", 0, "KV blocks, in place of --kv-cache-memory")
+	f.StringVar(&o.kvType, "kv-cache-dtype", "auto", "auto (f16), f16 or f32")
+	f.BoolVar(&o.noPrefix, "no-enable-prefix-caching", false, "compute every prompt whole")
+	f.Bool("enable-prefix-caching", true, "reuse the KV of shared prefixes; --no-enable-prefix-caching turns it off")
+	f.StringVar(&o.policy, "scheduling-policy", "fcfs", "fcfs or priority")
+	f.Uint64Var(&o.seed, "seed", 0, "source of the seeds of requests that bring none; 0 is random")
+	f.IntVar(&o.tp, "tensor-parallel-size", 1, "ranks of the engine: 1, 2 or 4")
+	f.IntVar(&o.threads, "threads", 0, "threads that compute (default: the cores this process may use)")
+	f.StringVar(&o.kernels, "kernels", "auto", "auto, avx512 or portable")
+	f.BoolVar(&o.f32, "f32", false, "exact mode for tests: f32 weights, activations and KV")
+	f.BoolVar(&o.sim, "sim", false, "no model: synthetic tokens that depend on every KV byte")
+	f.DurationVar(&o.simDelay, "sim-token-time", 0, "with --sim: time that each computed token takes")
+	f.StringVar(&o.transfer, "kv-transfer-config", "", "connector as JSON or @FILE, as in vLLM; single keys as --kv-transfer-config.KEY VALUE")
+	f.StringVar(&o.peerListen, "peer-listen", "127.0.0.1:0", "address for other engines")
+	f.StringVar(&o.advertise, "peer-advertise", "", "address that other engines dial (default: where --peer-listen was bound)")
+	f.StringVar(&o.socketDir, "peer-socket-dir", "", "folder for the peer socket of engines on this host (default: a new one)")
+	f.StringVar(&o.tokenFile, "cluster-token-file", "", "file with the cluster token")
+	f.IntVar(&o.announceFD, "announce-fd", 0, "descriptor to write the URL to")
+	f.BoolVar(&o.supervised, "supervised", false, "end with standard input")
+}
+
+func serveCommand() *cobra.Command {
+	o := serveOptions{memory: 1 << 30}
+	var dotted map[string]string
+	cmd := &cobra.Command{
+		Use:   "serve [MODEL]",
+		Short: "Run one engine and its OpenAI-compatible server",
+		Long:  "Run one engine and its OpenAI-compatible server on a GGUF file. Without MODEL the default model is used, and fetched when it is missing.",
+		// The dotted keys of --kv-transfer-config are no flags that can be
+		// defined, so flags are parsed here.
+		DisableFlagParsing: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var err error
+			if args, dotted, err = dottedArgs(args); err != nil {
+				return err
+			}
+			if err := cmd.Flags().Parse(args); err != nil {
+				if errors.Is(err, pflag.ErrHelp) {
+					return cmd.Help()
+				}
+				return fmt.Errorf("serve: %w; see tandem serve --help", err)
+			}
+			args = cmd.Flags().Args()
+			if help, err := cmd.Flags().GetBool("help"); err == nil && help {
+				return cmd.Help()
+			}
+			if len(args) > 1 {
+				return fmt.Errorf("serve: want one MODEL, got %s", strings.Join(args, " "))
+			}
+			ctx := cmd.Context()
+			if o.supervised {
+				var cancel func()
+				ctx, cancel = supervise(ctx, cmd.InOrStdin())
+				defer cancel()
+			}
+			log, err := newLogger(cmd.ErrOrStderr(), o.level)
+			if err != nil {
+				return err
+			}
+			transfer, err := parseTransfer(o.transfer, dotted)
+			o.noConnector = errors.Is(err, errNoTransfer)
+			if err != nil && !o.noConnector {
+				return err
+			}
+			if err := o.check(args); err != nil {
+				return err
+			}
+			return serve(ctx, &o, args, transfer, log, cmd.ErrOrStderr())
+		},
+	}
+	o.flags(cmd.Flags())
+	cmd.Flags().BoolP("help", "h", false, "help for serve")
+	hide(cmd, "announce-fd", "supervised")
+	return cmd
+}
+
+// check refuses values that no part below would explain as well.
+func (o *serveOptions) check(args []string) error {
+	switch {
+	case o.policy != "fcfs" && o.policy != "priority":
+		return fmt.Errorf("--scheduling-policy %q: want fcfs or priority", o.policy)
+	case o.kvType != "auto" && o.kvType != "f16" && o.kvType != "f32":
+		return fmt.Errorf("--kv-cache-dtype %q: want auto, f16 or f32", o.kvType)
+	case o.blockSize != 16 && o.blockSize != 32 && o.blockSize != 64:
+		return fmt.Errorf("--block-size %d: want 16, 32 or 64", o.blockSize)
+	case o.tp != 1 && o.tp != 2 && o.tp != 4:
+		return fmt.Errorf("--tensor-parallel-size %d: want 1, 2 or 4", o.tp)
+	case o.maxLen < 0 || o.maxSeqs < 1 || o.maxBatched < 1 || o.blocks < 0 || o.threads < 0:
+		return errors.New("--max-model-len, --max-num-seqs, --max-num-batched-tokens, --num-gpu-blocks-override, --threads: want positive numbers")
+	case o.sim && len(args) > 0:
+		return fmt.Errorf("serve: --sim runs without a model, but %s is given", args[0])
+	case !o.noConnector && o.tokenFile == "":
+		return errors.New("--kv-transfer-config needs --cluster-token-file: engines exchange KV only with those that hold the same token")
+	}
+	return nil
+}
+
+// serve builds the parts of an engine from the ground up, runs them, and ends
+// them from the top down.
+func serve(ctx context.Context, o *serveOptions, args []string, transfer transferConfig, log *slog.Logger, progress io.Writer) error {
+	threads := o.threads
+	if threads == 0 {
+		threads = cpuBudget()
+	}
+	// Two more than compute, so that a connection need not wait for a kernel.
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), threads+2))
+	// The address is bound first: a taken port is known before a model is loaded.
+	ln, err := listen(ctx, o.host, o.port)
+	if err != nil {
+		return err
+	}
+	if err := announce(o.announceFD, ln); err != nil {
+		return err
+	}
+	m, err := openModel(ctx, o, args, threads, log, progress)
+	if err != nil {
+		return errors.Join(err, ln.Close())
+	}
+	s, err := assemble(o, m, transfer, log)
+	if err != nil {
+		return errors.Join(err, m.close(), ln.Close())
+	}
+	return errors.Join(s.run(ctx, ln), m.close())
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"tandem/internal/router"
+)
+
+func statusCommand() *cobra.Command {
+	var (
+		url    string
+		asJSON bool
+	)
+	cmd := &cobra.Command{
+		Use: "status", Short: "Show the engines, peers, paths, leases and blocks of a cluster", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return status(cmd.Context(), strings.TrimRight(url, "/"), asJSON, cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringVar(&url, "url", "http://127.0.0.1:8000", "URL of a router, or of one engine")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// status asks a router for its cluster; an engine answers for itself.
+func status(ctx context.Context, url string, asJSON bool, w io.Writer) error {
+	var s router.Status
+	code, body, err := get(ctx, url+"/status")
+	if err != nil {
+		return fmt.Errorf("status: %w; is a router or an engine at %s? give another with --url", err, url)
+	}
+	if code == http.StatusNotFound {
+		code, body, err = get(ctx, url+"/server_info")
+		if err != nil || code != http.StatusOK {
+			return fmt.Errorf("status: %s is neither a router nor an engine of Tandem (status %d)", url, code)
+		}
+		s = router.Status{Role: "engine", Backends: []router.BackendStatus{{Role: "engine", URL: url, State: "ready", Info: body}}}
+		var info engineInfo
+		if json.Unmarshal(body, &info) == nil {
+			s.Version = info.Version
+		}
+	} else if err := json.Unmarshal(body, &s); err != nil {
+		return fmt.Errorf("status: %s answered what is no status: %w", url, err)
+	}
+	if asJSON {
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(s)
+	}
+	return printStatus(w, url, s)
+}
+
+func printStatus(w io.Writer, url string, s router.Status) error {
+	if s.Role == "router" {
+		ready := "ready"
+		if !s.Ready {
+			ready = "not ready"
+		}
+		fmt.Fprintf(w, "router %s  %s, version %s, up %.0f s\n\n", url, ready, s.Version, s.UptimeS)
+	}
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "ROLE\tENGINE\tURL\tSTATE\tMODEL\tKERNELS\tRUNNING\tWAITING\tLOADING\tBLOCKS FREE\tCACHED\tLEASES\tEPOCH")
+	var peers []string
+	for _, b := range s.Backends {
+		var info engineInfo
+		known := len(b.Info) > 0 && json.Unmarshal(b.Info, &info) == nil
+		c := info.Tandem
+		state := b.State
+		if b.Reason != "" && b.State != "ready" {
+			state += " (" + b.Reason + ")"
+		}
+		if !known || c.Blocks == 0 {
+			fmt.Fprintf(t, "%s\t-\t%s\t%s\t%s\t-\t%d\t-\t-\t-\t-\t-\t-\n", b.Role, b.URL, state, dash(info.Model), b.Running)
+			continue
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d/%d\t%d\t%d\t%d\n", b.Role, dash(c.EngineID), b.URL, state, info.Model, info.Kernel,
+			c.Running, c.Waiting, c.Loading, c.BlocksFree, c.Blocks, c.BlocksIndex, c.Leases, c.Epoch)
+		for _, p := range c.Peers {
+			line := fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%d\t%s", dash(c.EngineID), dash(p.EngineID), p.Address, p.State, dash(p.Path), p.Epoch, p.Reason)
+			if p.Error != "" {
+				line += " last error: " + p.Error
+			}
+			peers = append(peers, line)
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if len(peers) == 0 {
+		return nil
+	}
+	fmt.Fprintln(w)
+	t = tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "READER\tPEER\tADDRESS\tSTATE\tPATH\tEPOCH\tWHY")
+	for _, p := range peers {
+		fmt.Fprintln(t, p)
+	}
+	return t.Flush()
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
