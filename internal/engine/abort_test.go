@@ -110,6 +110,9 @@ func TestAbortInEveryState(t *testing.T) {
 			r.Handoff = x.prefill(t, r)
 			s := x.submit(t, r)
 			next(t, s, 1)
+			if _, _, _, tracked, _ := x.dl.counts(); tracked != 0 {
+				t.Error("the lease of a finished load is renewed")
+			}
 			return s
 		},
 		"hand-off waits in the queue": func(t *testing.T, x *pair) *Stream {

@@ -113,6 +113,19 @@ func TestGreedyTakesTheLowestOfTheHighest(t *testing.T) {
 	}
 }
 
+func TestNucleusEndsWhereItReachesP(t *testing.T) {
+	var s Sampler
+	for p, want := range map[float64]int{0.25: 1, 0.26: 2, 0.5: 2, 0.75: 3, 0.99: 4} {
+		s.cands = nil
+		for i := range 4 {
+			s.cands = append(s.cands, cand{kv.Token(i), 1, 1})
+		}
+		if s.nucleus(p); len(s.cands) != want {
+			t.Errorf("top_p %v of four equal tokens: %d, want %d", p, len(s.cands), want)
+		}
+	}
+}
+
 func TestArgmax(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := row(t, rapid.IntRange(1, 40).Draw(t, "vocab"))
