@@ -249,6 +249,47 @@ next:
 	return sum
 }
 
+// An Info is what an engine says of its blocks and leases.
+type Info struct {
+	Blocks     int `json:"blocks"`
+	BlocksFree int `json:"blocks_free"`
+	Leases     int `json:"leases"`
+	Loads      int `json:"loads"`
+	Running    int `json:"running"`
+	Waiting    int `json:"waiting"`
+	Loading    int `json:"loading"`
+	Peers      []struct {
+		EngineID string `json:"engine_id"`
+		Path     string `json:"path"`
+		Reason   string `json:"reason"`
+	} `json:"peers"`
+}
+
+// Info asks an engine for its blocks and leases.
+func (p *Proc) Info(t testing.TB) Info {
+	t.Helper()
+	var out struct {
+		Tandem Info `json:"tandem"`
+	}
+	if err := json.Unmarshal(p.Get(t, "/server_info"), &out); err != nil {
+		t.Fatal(err)
+	}
+	return out.Tandem
+}
+
+// AllFree returns when no request is left and every block is free, without a
+// lease having to expire.
+func (p *Proc) AllFree(t testing.TB) {
+	t.Helper()
+	Eventually(t, "every block of "+p.Name+" is free", func() bool {
+		i := p.Info(t)
+		return i.BlocksFree == i.Blocks && i.Leases == 0 && i.Loads == 0 && i.Running+i.Waiting+i.Loading == 0
+	})
+	if n := p.Metric(t, "vllm:nixl_num_kv_expired_reqs_total"); n != 0 {
+		t.Errorf("%v leases of %s had to expire", n, p.Name)
+	}
+}
+
 // A Set is a prefill engine, a decode engine and a router in front of them.
 type Set struct{ P, D, Router *Proc }
 
@@ -273,6 +314,6 @@ func Engine(t testing.TB, name, role, token string, args ...string) *Proc {
 	transfer := fmt.Sprintf(`{"kv_connector":"NixlConnector","kv_role":%q,"kv_load_failure_policy":"fail","engine_id":%q}`, role, name)
 	return Start(t, name, append([]string{
 		"serve", "--port", "0", "--kv-transfer-config", transfer, "--peer-listen", "127.0.0.1:0",
-		"--peer-socket-dir", t.TempDir(), "--cluster-token-file", token,
+		"--cluster-token-file", token,
 	}, args...)...)
 }

@@ -237,7 +237,7 @@ func TestForeignRouter(t *testing.T) {
 	if loaded := external(t, s.D) - before; loaded < float64(prompts*20) {
 		t.Errorf("D loaded %v tokens from P", loaded)
 	}
-	cluster.Eventually(t, "P keeps no lease", func() bool { return s.P.Metric(t, "tandem_kv_leases") == 0 })
+	s.P.AllFree(t)
 }
 
 func complete(t *testing.T, url, body string) string {

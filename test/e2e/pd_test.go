@@ -167,8 +167,6 @@ func pd(t *testing.T, engine, prefill, decode []string, vocab, tokens int) {
 		want[i] = a
 	}
 	one.Stop()
-	freeP := set.P.Metric(t, "tandem_kv_blocks_free")
-	freeD := set.D.Metric(t, "tandem_kv_blocks_free")
 	check := func(i int, stream bool) error {
 		a, err := ask(set.Router.URL, request(all[i], stream, tokens))
 		switch {
@@ -224,13 +222,8 @@ func pd(t *testing.T, engine, prefill, decode []string, vocab, tokens int) {
 			t.Errorf("all at once (stream %v): %v prompt tokens accounted for, want %v", stream, got, total)
 		}
 	}
-	cluster.Eventually(t, "every block of P is free", func() bool {
-		return set.P.Metric(t, "tandem_kv_blocks_free") == freeP && set.P.Metric(t, "tandem_kv_leases") == 0
-	})
-	cluster.Eventually(t, "every block of D is free", func() bool { return set.D.Metric(t, "tandem_kv_blocks_free") == freeD })
-	if n := set.P.Metric(t, "vllm:nixl_num_kv_expired_reqs_total"); n != 0 {
-		t.Errorf("%v leases had to expire", n)
-	}
+	set.P.AllFree(t)
+	set.D.AllFree(t)
 	for _, p := range []*cluster.Proc{set.P, set.D} {
 		if strings.Contains(p.Log(), "level=ERROR") {
 			t.Errorf("%s logged an error", p.Name)
