@@ -27,11 +27,11 @@ func newFields(raw []byte) (*fields, *Error) {
 	if len(bytes.TrimSpace(raw)) == 0 {
 		return nil, Bad("", "the body is empty: a JSON object is needed")
 	}
-	b, err := ParseBody(raw)
-	if err != nil {
+	if !json.Valid(raw) || raw[space(raw, 0)] != '{' {
 		return nil, Bad("", "the body is not a JSON object")
 	}
-	if len(b.members) > maxMembers {
+	b, more := scan(raw, maxMembers)
+	if more {
 		return nil, Bad("", "the body has more than %d members", maxMembers)
 	}
 	return &fields{body: b, seen: make(map[string]bool)}, nil
@@ -199,6 +199,29 @@ func each(array json.RawMessage, fn func(i int, v json.RawMessage) bool) {
 			i = space(array, i+1)
 		}
 	}
+}
+
+// scan returns the members of object, which is valid JSON, or that there are
+// more than limit. Nothing is held beyond the limit.
+func scan(object json.RawMessage, limit int) (b *Body, more bool) {
+	b = &Body{raw: object, open: space(object, 0)}
+	i := space(object, b.open+1)
+	for object[i] != '}' {
+		if len(b.members) == limit {
+			return nil, true
+		}
+		m := member{start: i}
+		end := valueEnd(object, i)
+		_ = json.Unmarshal(object[i:end], &m.key) // a valid string
+		m.value = space(object, space(object, end)+1)
+		m.end = valueEnd(object, m.value)
+		b.members = append(b.members, m)
+		if i = space(object, m.end); object[i] == ',' {
+			i = space(object, i+1)
+		}
+	}
+	b.shut = i
+	return b, false
 }
 
 // tokens reads a list of at most limit token ids. Ids are written as integers,

@@ -257,12 +257,8 @@ func (f *fields) logitBias() map[int32]float64 {
 	if v == nil {
 		return nil
 	}
-	b, err := ParseBody(v)
-	if err != nil {
-		f.fail("logit_bias", "must be an object")
-		return nil
-	}
-	if len(b.members) > MaxLogitBias {
+	b, more := scan(v, MaxLogitBias)
+	if more {
 		f.fail("logit_bias", "must have at most %d entries", MaxLogitBias)
 		return nil
 	}

@@ -372,12 +372,12 @@ func (c *call) end(begun time.Time, err error) {
 	switch {
 	case left:
 		outcome, status = "client gone", StatusClientGone
-		if r, ok := c.w.(*recorder); ok {
-			r.status = status
-		}
 	case err != nil:
 		e := c.fail(err)
 		outcome, status = e.Type, e.Status
+	}
+	if r, ok := c.w.(*recorder); ok {
+		r.status = status // a stream that failed was begun with 200
 	}
 	c.log(begun, outcome, status, err)
 }
