@@ -61,7 +61,7 @@ func assemble(o *serveOptions, m *loaded, transfer transferConfig, log *slog.Log
 		if s.connector, err = s.openConnector(transfer, info, arenas, metrics.Connector); err != nil {
 			return s, err
 		}
-		cfg.Connector, sc.Connector = s.connector, returner{s.connector}
+		cfg.Connector, sc.Connector = s.connector, s.connector
 		cfg.ID = s.connector.Status().Engine
 	}
 	if s.engine, err = engine.New(cfg); err != nil {
@@ -71,15 +71,6 @@ func assemble(o *serveOptions, m *loaded, transfer transferConfig, log *slog.Log
 	metrics.Watch(s.engine.Status, s.leases())
 	s.server, err = server.New(sc)
 	return s, err
-}
-
-// A returner gives leases back for the server, which has no context to spend on
-// it: the connector bounds the attempt itself.
-type returner struct{ *connector.Connector }
-
-// ReturnUnread implements server.Connector.
-func (r returner) ReturnUnread(h *connector.Handoff) {
-	r.Connector.ReturnUnread(context.Background(), h)
 }
 
 // aboveInfo drops the lines that tell of ordinary requests.
