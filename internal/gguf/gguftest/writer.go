@@ -5,6 +5,7 @@ package gguftest
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 
 	"tandem/internal/gguf"
 )
@@ -16,10 +17,15 @@ type Writer struct {
 	Version uint32 // 0: 3
 	Align   uint64 // 0: 32; does not write the key general.alignment
 
-	kv      []byte
-	keys    uint64
+	entries []entry
 	tensors []tensor
-	fields  []int // offsets of the header fields in kv
+}
+
+// entry is one key with its value in file form.
+type entry struct {
+	key    string
+	b      []byte
+	fields []int // offsets of the entry's fields in b
 }
 
 type tensor struct {
@@ -39,80 +45,92 @@ const (
 	typeArray   = 9
 )
 
-func (w *Writer) u32(v uint32) { w.kv = binary.LittleEndian.AppendUint32(w.kv, v) }
-func (w *Writer) u64(v uint64) { w.kv = binary.LittleEndian.AppendUint64(w.kv, v) }
+func (e *entry) u32(v uint32) { e.b = binary.LittleEndian.AppendUint32(e.b, v) }
+func (e *entry) u64(v uint64) { e.b = binary.LittleEndian.AppendUint64(e.b, v) }
 
-func (w *Writer) str(s string) {
-	w.u64(uint64(len(s)))
-	w.kv = append(w.kv, s...)
+func (e *entry) str(s string) {
+	e.u64(uint64(len(s)))
+	e.b = append(e.b, s...)
 }
 
-func (w *Writer) key(key string, typ uint32) {
-	w.mark()
-	w.str(key)
-	w.mark()
-	w.u32(typ)
-	w.mark()
-	w.keys++
+func (e *entry) mark() { e.fields = append(e.fields, len(e.b)) }
+
+// key begins an entry; what is appended to it next is the value.
+func (w *Writer) key(key string, typ uint32) *entry {
+	w.entries = append(w.entries, entry{key: key})
+	e := &w.entries[len(w.entries)-1]
+	e.mark()
+	e.str(key)
+	e.mark()
+	e.u32(typ)
+	e.mark()
+	return e
 }
 
-func (w *Writer) mark() { w.fields = append(w.fields, len(w.kv)) }
+// array begins an array of n elements.
+func (w *Writer) array(key string, typ uint32, n int) *entry {
+	e := w.key(key, typeArray)
+	e.u32(typ)
+	e.mark()
+	e.u64(uint64(n))
+	return e
+}
+
+// Drop takes every entry of key out again.
+func (w *Writer) Drop(key string) {
+	w.entries = slices.DeleteFunc(w.entries, func(e entry) bool { return e.key == key })
+}
+
+// DropTensor takes the tensors called name out again.
+func (w *Writer) DropTensor(name string) {
+	w.tensors = slices.DeleteFunc(w.tensors, func(t tensor) bool { return t.name == name })
+}
 
 // Raw appends a key with a value already in its file form.
 func (w *Writer) Raw(key string, typ uint32, value []byte) {
-	w.key(key, typ)
-	w.kv = append(w.kv, value...)
+	e := w.key(key, typ)
+	e.b = append(e.b, value...)
 }
 
 // Uint32 appends a key of type uint32.
-func (w *Writer) Uint32(key string, v uint32) { w.key(key, typeUint32); w.u32(v) }
+func (w *Writer) Uint32(key string, v uint32) { w.key(key, typeUint32).u32(v) }
 
 // Float32 appends a key of type float32.
-func (w *Writer) Float32(key string, v float32) { w.key(key, typeFloat32); w.u32(math.Float32bits(v)) }
+func (w *Writer) Float32(key string, v float32) { w.key(key, typeFloat32).u32(math.Float32bits(v)) }
 
 // Bool appends a key of type bool.
 func (w *Writer) Bool(key string, v bool) {
-	w.key(key, typeBool)
 	b := byte(0)
 	if v {
 		b = 1
 	}
-	w.kv = append(w.kv, b)
+	w.Raw(key, typeBool, []byte{b})
 }
 
 // String appends a key of type string.
-func (w *Writer) String(key, v string) { w.key(key, typeString); w.str(v) }
+func (w *Writer) String(key, v string) { w.key(key, typeString).str(v) }
 
 // Strings appends an array of strings.
 func (w *Writer) Strings(key string, v []string) {
-	w.key(key, typeArray)
-	w.u32(typeString)
-	w.mark()
-	w.u64(uint64(len(v)))
+	e := w.array(key, typeString, len(v))
 	for _, s := range v {
-		w.str(s)
+		e.str(s)
 	}
 }
 
 // Int32s appends an array of int32.
 func (w *Writer) Int32s(key string, v []int32) {
-	w.key(key, typeArray)
-	w.u32(typeInt32)
-	w.mark()
-	w.u64(uint64(len(v)))
-	for _, e := range v {
-		w.u32(uint32(e))
+	e := w.array(key, typeInt32, len(v))
+	for _, x := range v {
+		e.u32(uint32(x))
 	}
 }
 
 // Float32s appends an array of float32.
 func (w *Writer) Float32s(key string, v []float32) {
-	w.key(key, typeArray)
-	w.u32(typeFloat32)
-	w.mark()
-	w.u64(uint64(len(v)))
-	for _, e := range v {
-		w.u32(math.Float32bits(e))
+	e := w.array(key, typeFloat32, len(v))
+	for _, x := range v {
+		e.u32(math.Float32bits(x))
 	}
 }
 
@@ -148,12 +166,14 @@ func (w *Writer) layout() (b []byte, fields []int) {
 	b = append(b, "GGUF"...)
 	b = le.AppendUint32(b, version)
 	b = le.AppendUint64(b, uint64(len(w.tensors)))
-	b = le.AppendUint64(b, w.keys)
+	b = le.AppendUint64(b, uint64(len(w.entries)))
 	fields = append(fields, 0, 4, 8, 16)
-	for _, f := range w.fields {
-		fields = append(fields, len(b)+f)
+	for _, e := range w.entries {
+		for _, f := range e.fields {
+			fields = append(fields, len(b)+f)
+		}
+		b = append(b, e.b...)
 	}
-	b = append(b, w.kv...)
 	off := uint64(0)
 	for _, t := range w.tensors {
 		fields = append(fields, len(b))
