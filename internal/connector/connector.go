@@ -36,6 +36,7 @@ type Connector struct {
 	mu      sync.Mutex
 	scope   context.Context // of loads and returns; ended is set before it ends
 	end     context.CancelFunc
+	started bool // by Run or Close
 	ended   bool
 	loads   map[kv.RequestID]context.CancelFunc
 	tracked int
@@ -87,6 +88,13 @@ func newConnector(cfg Config, inc Incarnation, n network) *Connector {
 // Run serves until ctx ends: it then cancels all loads, reports them, gives back
 // what D still holds, and ends every lease. Nothing runs after it returned.
 func (c *Connector) Run(ctx context.Context) error {
+	c.mu.Lock()
+	started := c.started
+	c.started = true
+	c.mu.Unlock()
+	if started {
+		return ErrClosed
+	}
 	inner, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 
@@ -122,9 +130,24 @@ func (c *Connector) Run(ctx context.Context) error {
 	return nil
 }
 
-// Close gives back what a Connector that never ran holds.
+// Close gives back what a Connector that never ran holds. After Run it does
+// nothing.
 func (c *Connector) Close() error {
+	c.mu.Lock()
+	started := c.started
+	c.started = true
+	if !started {
+		c.ended = true
+		close(c.closed)
+		close(c.leases.closed)
+		close(c.peers.closed)
+	}
+	c.mu.Unlock()
+	if started {
+		return nil
+	}
 	c.end()
+	c.jobs.Wait()
 	return c.net.Close()
 }
 

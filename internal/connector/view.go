@@ -104,15 +104,10 @@ func (c *Connector) introduce(ctx context.Context, v *view) error {
 	if err != nil {
 		return &handshakeError{ClassHandshake, fmt.Errorf("connector: greeting %s: %w", v.key.Addr, err)}
 	}
-	if got := v.conn.Incarnation(); got != v.key.Incarnation {
+	if got := v.conn.Incarnation(); got != v.key.Incarnation || v.hello.Incarnation != got {
 		return &handshakeError{ClassHandshake, fmt.Errorf(
-			"connector: comparing engines: %s is incarnation %v, the hand-off names %v: %w",
-			v.key.Addr, got, v.key.Incarnation, ErrStale)}
-	}
-	if v.hello.Incarnation != v.key.Incarnation {
-		return &handshakeError{ClassHandshake, fmt.Errorf(
-			"connector: comparing engines: %s calls itself %v, the hand-off names %v: %w",
-			v.key.Addr, v.hello.Incarnation, v.key.Incarnation, ErrStale)}
+			"connector: comparing engines: %s is %s, incarnation %v, the hand-off names incarnation %v: %w",
+			v.key.Addr, v.hello.Engine, got, v.key.Incarnation, ErrStale)}
 	}
 	if err := compareFactors(c.factors, v.hello.Factors); err != nil {
 		return &handshakeError{ClassIncompatible, err}

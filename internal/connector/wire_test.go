@@ -1,6 +1,7 @@
 package connector
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -196,8 +197,13 @@ func TestTakenPortFailsAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
+	for range 2 {
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if h := c.Grant(LeaseSpec{Blocks: []kv.BlockID{1}, Tokens: prompt(4, 1)}); h != nil || c.Run(t.Context()) == nil {
+		t.Fatal("used after Close")
 	}
 }
 
@@ -354,5 +360,49 @@ func TestLossOfTheConnectionEndsTheClaim(t *testing.T) {
 	d2 := hostEngine(t, "d", 1, 1, 20)
 	if r := d2.load(t, "r", h, tokens, d2.blocksFor(40, 9)); r.Err != nil {
 		t.Fatalf("%+v", r)
+	}
+}
+
+// BenchmarkLoad loads a 1,000-token prompt of a small model, sums checked.
+func BenchmarkLoad(b *testing.B) {
+	l := kv.Layout{Layers: 30, Heads: 3, HeadDim: 64, Elem: kv.F16, BlockTiles: 1}
+	for _, path := range []string{transfer.PathMemfd, transfer.PathTCP} {
+		b.Run(path, func(b *testing.B) {
+			dir := b.TempDir() + "/s"
+			start := func(name string) *Connector {
+				a, err := kv.NewArena(l, 64)
+				if err != nil {
+					b.Fatal(err)
+				}
+				c, err := New(Config{
+					EngineID: kv.EngineID(name), Role: Both, Arenas: []*kv.Arena{a}, Token: []byte(testToken),
+					Listen: "127.0.0.1:0", UnixDir: dir, Paths: []string{path},
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+				ctx, cancel := context.WithCancel(context.Background())
+				done := make(chan error, 1)
+				go func() { done <- c.Run(ctx) }()
+				b.Cleanup(func() { cancel(); <-done; _ = a.Close() })
+				return c
+			}
+			p, d := start("p"), start("d")
+			tokens := prompt(1000, 1)
+			var blocks []kv.BlockID
+			for i := range 63 {
+				blocks = append(blocks, kv.BlockID(i))
+				p.cfg.Arenas[0].Seal(kv.TileID(i), 16)
+			}
+			b.SetBytes(int64(63 * l.TileBytes()))
+			for b.Loop() {
+				h := p.Grant(LeaseSpec{ID: "r", Blocks: blocks, Tokens: tokens})
+				d.Load(LoadSpec{ID: "r", Handoff: h, Prompt: tokens, Local: blocks, ToTile: 63})
+				if r := <-d.Reports(); r.Err != nil {
+					b.Fatal(r.Err)
+				}
+				<-p.Freed()
+			}
+		})
 	}
 }
