@@ -129,7 +129,8 @@ func (c *Config) fill() error {
 	case !c.Role.Produces() && !c.Role.Consumes():
 		return fmt.Errorf("connector: configuring kv_role: %q is not kv_producer, kv_consumer or kv_both", c.Role)
 	case len(c.Token) < minToken:
-		return fmt.Errorf("connector: configuring the cluster token: %d bytes, at least %d are needed", len(c.Token), minToken)
+		return fmt.Errorf("connector: configuring the cluster token: %d bytes, at least %d are needed",
+			len(c.Token), minToken)
 	case c.EngineID == "" || len(c.EngineID) > maxEngineID:
 		return fmt.Errorf("connector: configuring engine_id: length %d is not from 1 to %d", len(c.EngineID), maxEngineID)
 	case len(c.Arenas) == 0 || len(c.Arenas) > MaxTP:

@@ -3,6 +3,7 @@ package connector
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -233,7 +234,7 @@ func (c *Connector) finish(l *load, r *loadResult) {
 	case r.Err != nil:
 		rep.Err = &LoadError{Peer: h.EngineID, Class: r.Class, Tiles: rep.Invalid, Err: r.Err}
 		c.cfg.Metrics.failed(r.Class)
-		if r.Class == ClassGone {
+		if errors.Is(r.Err, errExpired) {
 			c.cfg.Metrics.expired()
 		}
 		c.log().Error("KV transfer failure",

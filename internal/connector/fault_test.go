@@ -188,7 +188,8 @@ func TestOneCutIsOverAtTheNextRequest(t *testing.T) {
 		}
 		return false, nil
 	}
-	p, d := f.engine(t, "p:1", 1, 1, 64), f.engine(t, "d:1", 1, 1, 64, func(c *Config) { c.NoProgress = 150 * time.Millisecond })
+	p := f.engine(t, "p:1", 1, 1, 64)
+	d := f.engine(t, "d:1", 1, 1, 64, func(c *Config) { c.NoProgress = 150 * time.Millisecond })
 	tokens := prompt(32, 1)
 	for i := range 10 {
 		h, _ := p.grant(t, tokens, 2*i+1)

@@ -63,6 +63,9 @@ type loadResult struct {
 	Canceled bool
 }
 
+// errExpired is an ErrLeaseGone whose lease ran out.
+var errExpired = fmt.Errorf("%w: it ran out", ErrLeaseGone)
+
 // errNoProgress and errDeadline are causes of ClassTimeout.
 var (
 	errNoProgress = errors.New("no tile arrived within the no-progress limit")
@@ -177,7 +180,11 @@ func (l *loadCore) claimed(ev loadClaimEvent, now time.Time, e *loadEffects) {
 		l.fail(ev.Class, ev.Err)
 	case ev.Verdict == verdictGone || ev.Verdict == verdictExpired || ev.Verdict == verdictIncarnation:
 		l.keep = true
-		l.fail(ClassGone, fmt.Errorf("claim refused: %v", ev.Verdict))
+		err := ErrLeaseGone
+		if ev.Verdict == verdictExpired {
+			err = errExpired
+		}
+		l.fail(ClassGone, fmt.Errorf("claim refused: %v: %w", ev.Verdict, err))
 	case ev.Verdict != verdictOK:
 		l.keep = ev.Verdict == verdictBusy
 		l.fail(ClassRefused, fmt.Errorf("claim refused: %v", ev.Verdict))

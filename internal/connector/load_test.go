@@ -132,7 +132,8 @@ func TestLoadDeadlines(t *testing.T) {
 		if !e.Stop || e.Report != nil {
 			t.Fatalf("%+v: must wait for the read", e)
 		}
-		e = l.Handle(loadReadEvent{Verified: []bool{true, false}, Err: errors.New("x"), Class: ClassRead}, start.Add(10*time.Second))
+		cut := loadReadEvent{Verified: []bool{true, false}, Err: errors.New("x"), Class: ClassRead}
+		e = l.Handle(cut, start.Add(10*time.Second))
 		if e.Report == nil || e.Report.Class != ClassTimeout || !slices.Equal(e.Report.Valid, []bool{true, false}) {
 			t.Fatalf("%+v", e.Report)
 		}

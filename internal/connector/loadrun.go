@@ -152,7 +152,9 @@ func (l *load) claim(ctx context.Context) {
 		}
 	}
 	if err != nil {
-		l.events <- loadClaimEvent{Class: claimClass(ctx, err), Err: fmt.Errorf("connector: claiming lease %v: %w", h.Lease, err)}
+		l.events <- loadClaimEvent{
+			Class: claimClass(ctx, err), Err: fmt.Errorf("connector: claiming lease %v: %w", h.Lease, err),
+		}
 		return
 	}
 	a, err := decodeClaimAnswer(body)
@@ -267,7 +269,8 @@ func (l *load) check(s span, i int, local int32) error {
 	want := l.sums[(s.Remote*n+i)*heads+s.RemoteHead:]
 	for j := range s.Heads {
 		if sum := kv.SumHead(tile, l.c.layout, s.LocalHead+j); sum != want[j] {
-			return fmt.Errorf("connector: checking tile %d: the sum of head %d is not the peer's", l.spec.FromTile+i, s.LocalHead+j)
+			return fmt.Errorf("connector: checking tile %d: the sum of head %d is not the peer's",
+				l.spec.FromTile+i, s.LocalHead+j)
 		}
 	}
 	for j := range s.Heads {

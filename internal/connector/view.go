@@ -137,12 +137,14 @@ func (c *Connector) bind(ctx context.Context, v *view) error {
 	for _, s := range all {
 		remote, err := v.conn.Join(ctx, s.Local, v.hello.Ranks[s.Remote])
 		if err != nil {
-			return &handshakeError{ClassHandshake, fmt.Errorf("connector: joining rank %d of %s: %w", s.Remote, v.hello.Engine, err)}
+			return &handshakeError{ClassHandshake, fmt.Errorf(
+				"connector: joining rank %d of %s: %w", s.Remote, v.hello.Engine, err)}
 		}
 		v.links = append(v.links, link{span: s, remote: remote})
 		plan, err := remote.Plan(s.Local, s.strides(c.layout, v.hello.Heads))
 		if err != nil {
-			return &handshakeError{ClassSetup, fmt.Errorf("connector: planning reads from rank %d of %s: %w", s.Remote, v.hello.Engine, err)}
+			return &handshakeError{ClassSetup, fmt.Errorf(
+				"connector: planning reads from rank %d of %s: %w", s.Remote, v.hello.Engine, err)}
 		}
 		v.links[len(v.links)-1].plan = plan
 	}
