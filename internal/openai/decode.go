@@ -110,11 +110,11 @@ func (f *fields) whole(name string, lo, hi int64) *int64 {
 	if v == nil {
 		return nil
 	}
-	n, ok := wholeOf(v)
+	n, ok, huge := wholeOf(v)
 	switch {
 	case !ok:
 		f.fail(name, "must be an integer")
-	case n < lo || n > hi:
+	case huge || n < lo || n > hi:
 		f.fail(name, "must be in [%d, %d]", lo, hi)
 	default:
 		return &n
@@ -132,27 +132,22 @@ func (f *fields) small(name string, lo, hi int64) *int {
 }
 
 // wholeOf reads a JSON number with an integral value. 64-bit integers are exact;
-// 2.0 and 1e3 are integers too. A number beyond 64 bits saturates, so that it
-// fails a range and not a type.
-func wholeOf(v json.RawMessage) (int64, bool) {
+// 2.0 and 1e3 are integers too. Huge says that n does not hold the value.
+func wholeOf(v json.RawMessage) (n int64, ok, huge bool) {
 	if !isNumber(v) {
-		return 0, false
+		return 0, false, false
 	}
 	if n, err := strconv.ParseInt(string(v), 10, 64); err == nil {
-		return n, true
+		return n, true, false
 	}
 	x, err := strconv.ParseFloat(string(v), 64)
 	switch {
-	case err != nil && !math.IsInf(x, 0):
-		return 0, false
-	case x >= math.MaxInt64:
-		return math.MaxInt64, true
-	case x <= math.MinInt64:
-		return math.MinInt64, true
+	case err != nil || math.Abs(x) >= 1<<63:
+		return 0, true, true
 	case x != math.Trunc(x):
-		return 0, false
+		return 0, false, false
 	}
-	return int64(x), true
+	return int64(x), true, false
 }
 
 func isNumber(v json.RawMessage) bool {

@@ -101,7 +101,7 @@ func (c *call) admit(raw []byte, prepare func(c *call, raw []byte) error) error 
 		params, err = connector.ParseParams(c.common.KVTransferParams)
 	}
 	if err != nil {
-		c.s.giveBack(raw)
+		c.s.giveBack(c.q.Context(), raw)
 		return err
 	}
 	if n := len(c.common.Ignored); n > 0 {
@@ -126,7 +126,8 @@ func (c *call) admit(raw []byte, prepare func(c *call, raw []byte) error) error 
 }
 
 // giveBack returns the hand-off of a body that is refused, when it has one.
-func (s *Server) giveBack(raw []byte) {
+// The return outlives the client; the connector bounds it.
+func (s *Server) giveBack(ctx context.Context, raw []byte) {
 	if s.cfg.Connector == nil {
 		return
 	}
@@ -139,7 +140,7 @@ func (s *Server) giveBack(raw []byte) {
 		return
 	}
 	if p, err := connector.ParseParams(v); err == nil && p.Handoff != nil {
-		s.cfg.Connector.ReturnUnread(p.Handoff)
+		s.cfg.Connector.ReturnUnread(context.WithoutCancel(ctx), p.Handoff)
 	}
 }
 

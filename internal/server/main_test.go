@@ -255,5 +255,3 @@ func object(pairs ...string) string {
 	}
 	return b.String() + "}"
 }
-
-var _ Engine = (*engine.Engine)(nil)

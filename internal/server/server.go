@@ -35,9 +35,14 @@ type Engine interface {
 // A Connector is what the server uses of a *connector.Connector: leases that
 // end although no request ran.
 type Connector interface {
-	ReturnUnread(h *connector.Handoff)
+	ReturnUnread(ctx context.Context, h *connector.Handoff)
 	ReleaseByHandoff(raw []byte) error
 }
+
+var (
+	_ Engine    = (*engine.Engine)(nil)
+	_ Connector = (*connector.Connector)(nil)
+)
 
 // A Config says what a Server serves. Engine, Tokenizer and ModelNames are
 // needed.
