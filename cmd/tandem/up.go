@@ -216,7 +216,7 @@ func (c *cluster) greet(ctx context.Context, w io.Writer) {
 			fmt.Fprintln(w, line)
 		}
 	}
-	chat := fmt.Sprintf(`{"model":%q,"stream":true,"temperature":0,"max_tokens":80,"messages":[{"role":"user","content":"Why is the sky blue?"}]}`, name)
+	chat := fmt.Sprintf(`{"model":%q,"stream":true,"temperature":0,"max_tokens":80,"messages":[{"role":"user","content":"What is a prime number? Answer in one sentence."}]}`, name)
 	fmt.Fprintf(w, "\nTry it:\n\n  curl -N %s/v1/chat/completions -H 'Content-Type: application/json' -d '%s'\n\n", c.router.url, chat)
 	fmt.Fprintf(w, "Look at it:  tandem status --url %s\nStop it:     Ctrl-C\n\n", c.router.url)
 }

@@ -12,7 +12,7 @@ import openai
 def main() -> None:
     base, model = sys.argv[1:3]
     client = openai.OpenAI(base_url=base + "/v1", api_key="none", max_retries=0)
-    messages = [{"role": "user", "content": "Why is the sky blue?"}]
+    messages = [{"role": "user", "content": "What is a prime number? Answer in one sentence."}]
     prompt = "The capital of France is"
     out = {"models": [m.id for m in client.models.list().data]}
 

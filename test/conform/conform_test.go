@@ -64,7 +64,7 @@ func (s said) check(t *testing.T, model string) {
 	switch {
 	case len(s.Models) == 0 || s.Models[0] != model:
 		t.Errorf("models %v", s.Models)
-	case !strings.Contains(s.Chat, "The sky is blue because") || s.ChatStream != s.Chat:
+	case !strings.Contains(s.Chat, "A prime number is a positive integer") || s.ChatStream != s.Chat:
 		t.Errorf("chat %q, streamed %q", s.Chat, s.ChatStream)
 	case !strings.Contains(s.Completion, "Paris") || s.CompletionStream != s.Completion:
 		t.Errorf("completion %q, streamed %q", s.Completion, s.CompletionStream)
@@ -125,7 +125,7 @@ func goClient(t *testing.T, url, model string) (got said) {
 	}
 	chat := openai.ChatCompletionNewParams{
 		Model: model, MaxTokens: openai.Int(16), Temperature: openai.Float(0),
-		Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage("Why is the sky blue?")},
+		Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage("What is a prime number? Answer in one sentence.")},
 	}
 	answer, err := c.Chat.Completions.New(ctx, chat)
 	if err != nil {
