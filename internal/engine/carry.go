@@ -85,7 +85,8 @@ func (e *Engine) finished(g *group, err error, now time.Time) {
 	if err != nil {
 		attrs = append(attrs, slog.Any("err", err))
 	}
-	e.log.Info("request finished", attrs...)
+	// The caller, who knows the client, has the line at level info.
+	e.log.Debug("request finished", attrs...)
 	e.leave(g.req.N)
 }
 
