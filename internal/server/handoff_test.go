@@ -134,11 +134,13 @@ func TestPrefillLegAnswersWithAHandoff(t *testing.T) {
 			}
 		}
 	}
-	if l.granted != 4 || l.released != 4 || l.revoked != 0 {
-		t.Errorf("granted %d, released %d, revoked %d", l.granted, l.released, l.revoked)
-	}
 	if a := r.post("/release_kv_handoff", `{"do_remote_prefill":false}`); a.status != 400 {
 		t.Errorf("releasing nothing: %d", a.status)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.granted != 4 || l.released != 4 || l.revoked != 0 {
+		t.Errorf("granted %d, released %d, revoked %d", l.granted, l.released, l.revoked)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"tandem/internal/engine"
 	"tandem/internal/sim"
@@ -46,11 +47,18 @@ func (b *book) lines(t *testing.T, msg string) []map[string]any {
 
 func TestOneLogLinePerRequest(t *testing.T) {
 	b := &book{}
-	r := start(t, sim.Config{EOSEvery: -1}, engine.Config{}, Config{Log: slog.New(slog.NewJSONHandler(b, nil))})
+	answered := make(chan struct{}, 3) // the line is written before this
+	r := start(t, sim.Config{EOSEvery: -1}, engine.Config{}, Config{
+		Log:   slog.New(slog.NewJSONHandler(b, nil)),
+		Hooks: Hooks{Request: func(string, string, int, time.Duration) { answered <- struct{}{} }},
+	})
 	for _, stream := range []string{"false", "true"} {
 		r.do(http.MethodPost, "/v1/completions", []byte(`{"prompt":["ab","cd"],"n":2,"max_tokens":3,"tools":[],"y":1,"stream":`+stream+`}`), "X-Request-Id", "s"+stream)
 	}
 	r.post("/v1/completions", `{"prompt":"ab","n":0}`)
+	for range 3 {
+		<-answered
+	}
 	lines := b.lines(t, "request")
 	if len(lines) != 2 {
 		t.Fatalf("%d lines: %s", len(lines), b.buf.String())
