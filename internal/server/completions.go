@@ -177,12 +177,7 @@ func (f *completionForm) choice(c *call, j *job, ch *choice, p *piece) openai.Co
 	for i := range p.logprobs {
 		tokens, list = append(tokens, p.tokens[i]), append(list, &p.logprobs[i])
 	}
-	start := ch.runes
-	if !ch.begun && len(list) == len(p.logprobs) {
-		start += utf8.RuneCountInString(j.text)
-	}
-	out.Logprobs = c.completionLogprobs(tokens, list, *f.r.Logprobs, start)
-	ch.runes = start
+	out.Logprobs = c.completionLogprobs(tokens, list, *f.r.Logprobs, ch.runes)
 	for _, t := range out.Logprobs.Tokens {
 		ch.runes += utf8.RuneCountInString(t)
 	}

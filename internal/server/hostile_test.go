@@ -226,6 +226,25 @@ func TestEqualClientIDs(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	q, err := http.NewRequestWithContext(ctx, "POST", r.url+"/v1/completions", strings.NewReader(`{"prompt":"doomed","max_tokens":4000,"stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Header.Set("X-Request-Id", "same")
+	resp, err := r.client.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wg.Go(func() {
+		a := r.do("POST", "/v1/completions", []byte(`{"prompt":"survivor","max_tokens":100}`), "X-Request-Id", "same")
+		if u, _ := a.m["usage"].(map[string]any); u["completion_tokens"] != 100.0 {
+			t.Errorf("the other request of the name: %d %s", a.status, a.raw)
+		}
+	})
+	cancel()
+	_ = resp.Body.Close()
+	wg.Wait()
 	for _, bad := range []string{"", "a b", strings.Repeat("x", 300), "ü"} {
 		a := r.do("GET", "/version", nil, "X-Request-Id", bad)
 		if got := a.header.Get("X-Request-Id"); got == bad || len(got) != 32 {
