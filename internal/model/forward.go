@@ -46,7 +46,19 @@ func (m *Model) layers() {
 		if len(ps.writes) > 0 {
 			m.do(min(len(ps.writes), compute.MaxChunks), m.jobs.write)
 		}
-		m.do(min(len(ps.attns), 1024), m.jobs.attend)
+		if ps.layer == m.p.layers-1 {
+			if len(ps.last) > 0 {
+				ps.attns, ps.last = ps.last, ps.attns
+				m.do(min(len(ps.attns), 1024), m.jobs.attend)
+				ps.attns, ps.last = ps.last, ps.attns
+			}
+			if m.keepWanted(); ps.n == 0 {
+				return
+			}
+			rows = m.rowChunks(ps.n)
+		} else {
+			m.do(min(len(ps.attns), 1024), m.jobs.attend)
+		}
 		m.do(rows, m.jobs.setAtt)
 		m.do(len(y.o.tiles), m.jobs.o)
 		ps.norm, ps.embed = y.ffnNorm, false
@@ -55,6 +67,20 @@ func (m *Model) layers() {
 		m.do(rows, m.jobs.setHid)
 		m.do(len(y.down.tiles), m.jobs.down)
 	}
+}
+
+// keepWanted leaves only the rows whose logits are wanted in the pass: behind
+// the last attention no row reads another.
+func (m *Model) keepWanted() {
+	ps, width, q := &m.pass, m.p.width, m.p.qDim()
+	for i, r := range ps.want {
+		if i < r {
+			copy(ps.x[i*width:][:width], ps.x[r*width:])
+			copy(ps.att[i*q:][:q], ps.att[r*q:])
+		}
+		ps.want[i] = i
+	}
+	m.setRows(len(ps.want))
 }
 
 // normChunk makes normed rows the inputs of the next product. Before the first

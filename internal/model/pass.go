@@ -36,7 +36,8 @@ type pass struct {
 	segs   []segment
 	writes []writeJob
 	attns  []attnJob
-	want   []int // rows whose logits are wanted
+	last   []attnJob // of the last layer: what wanted rows need
+	want   []int     // rows whose logits are wanted
 	layer  int
 	norm   []float32 // weights of the next norm
 	embed  bool      // the next norm starts from the embeddings
@@ -99,6 +100,7 @@ func (m *Model) prepare() {
 	ps.segs = make([]segment, 0, passRows)
 	ps.writes = make([]writeJob, 0, passRows)
 	ps.attns = make([]attnJob, 0, passRows*p.kvHeads)
+	ps.last = make([]attnJob, 0, passRows*p.kvHeads)
 	ps.want = make([]int, 0, passRows)
 	ps.offs = make([]int64, 0, max(4096, m.arenas[0].Tiles()))
 	m.jobs = jobs{
@@ -117,31 +119,40 @@ func (m *Model) gather(b *kv.Batch, seq, tok int) (nextSeq, nextTok int) {
 	ps := &m.pass
 	ps.n = 0
 	ps.tokens, ps.segs, ps.writes = ps.tokens[:0], ps.segs[:0], ps.writes[:0]
-	ps.attns, ps.want = ps.attns[:0], ps.want[:0]
+	ps.attns, ps.last, ps.want = ps.attns[:0], ps.last[:0], ps.want[:0]
 	for seq < len(b.Seqs) && ps.n < passRows {
 		s := &b.Seqs[seq]
 		n := min(len(s.Tokens)-tok, passRows-ps.n)
 		ps.tokens = append(ps.tokens, s.Tokens[tok:tok+n]...)
-		for i := max(tok, len(s.Tokens)-s.Logits); i < tok+n; i++ {
+		wanted := max(tok, len(s.Tokens)-s.Logits)
+		for i := wanted; i < tok+n; i++ {
 			ps.want = append(ps.want, ps.n+i-tok)
 		}
-		m.addSegment(segment{ps.n, n, s.Pos + tok, s.WriteFrom, ps.offs[ps.first[seq]:ps.first[seq+1]]})
+		m.addSegment(segment{ps.n, n, s.Pos + tok, s.WriteFrom, ps.offs[ps.first[seq]:ps.first[seq+1]]}, wanted-tok)
 		ps.n += n
 		if tok += n; tok == len(s.Tokens) {
 			seq, tok = seq+1, 0
 		}
 	}
-	ps.in.Reset(ps.n)
-	for i := range 4 {
-		ps.seg[i].Reset(ps.n)
-		ps.ffn[i].Reset(ps.n)
-	}
+	m.setRows(ps.n)
 	return seq, tok
 }
 
-// addSegment lists the jobs of a segment. Those of the last tokens, which see
-// the most keys, come first, so that no long job is begun last.
-func (m *Model) addSegment(s segment) {
+// setRows makes the pass n rows long.
+func (m *Model) setRows(n int) {
+	ps := &m.pass
+	ps.n = n
+	ps.in.Reset(n)
+	for i := range 4 {
+		ps.seg[i].Reset(n)
+		ps.ffn[i].Reset(n)
+	}
+}
+
+// addSegment lists the jobs of a segment, of whose tokens those from wanted on
+// yield logits. Jobs of the last tokens, which see the most keys, come first,
+// so that no long job is begun last.
+func (m *Model) addSegment(s segment, wanted int) {
 	ps := &m.pass
 	i := len(ps.segs)
 	ps.segs = append(ps.segs, s)
@@ -155,7 +166,11 @@ func (m *Model) addSegment(s segment) {
 	step := maxGroup / m.p.group()
 	for tok := (s.n - 1) / step * step; tok >= 0; tok -= step {
 		for h := range m.p.kvHeads {
-			ps.attns = append(ps.attns, attnJob{i, tok, min(step, s.n-tok), h})
+			j := attnJob{i, tok, min(step, s.n-tok), h}
+			ps.attns = append(ps.attns, j)
+			if tok+j.n > wanted || s.n == 1 {
+				ps.last = append(ps.last, j) // a single token's job writes the cache
+			}
 		}
 	}
 }

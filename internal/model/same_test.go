@@ -174,6 +174,42 @@ func TestEveryType(t *testing.T) {
 	}
 }
 
+// Rows that are not wanted are left out behind the last attention; what they
+// leave in the cache, and the rows that are wanted, stay the same.
+func TestUnwantedRowsChangeNothing(t *testing.T) {
+	m := load(t, gguftest.Tiny(), model.Config{Threads: 2, Blocks: 64})
+	ids, vocab := prompt(75, 9), m.Info().Vocab
+	want := alone(t, m, ids)
+	for _, c := range []struct{ chunk, logits int }{{75, 1}, {75, 20}, {1, 0}, {1, 1}, {30, 0}, {30, 3}} {
+		q := newSequence(m, ids, 16, 1)
+		other := newSequence(m, prompt(200, 10), 30, 1)
+		for q.done < len(ids) {
+			p := q.piece(c.chunk)
+			p.Logits = min(c.logits, len(p.Tokens))
+			if q.done == len(ids) {
+				p.Logits = max(p.Logits, 1)
+			}
+			o := other.piece(2)
+			o.Logits = 0
+			rows, err := m.Step(&kv.Batch{Seqs: []kv.Seq{o, p}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(rows) != p.Logits {
+				t.Fatalf("%d rows, want %d", len(rows), p.Logits)
+			}
+			for i, r := range rows {
+				var bits []uint32
+				for _, v := range r {
+					bits = append(bits, bitsOf(v))
+				}
+				at := q.done - p.Logits + i
+				sameBits(t, name("pieces of ", c.chunk, ", position ", at), bits, want[at*vocab:(at+1)*vocab])
+			}
+		}
+	}
+}
+
 func TestStepAllocatesNothing(t *testing.T) {
 	m := load(t, gguftest.TinyTP(), model.Config{Threads: 2, TP: 2, Blocks: 64})
 	var b kv.Batch
