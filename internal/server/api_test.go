@@ -171,6 +171,19 @@ func TestEndTokenFirst(t *testing.T) {
 	}
 }
 
+func TestStopTokensAreNoText(t *testing.T) {
+	r := start(t, sim.Config{EOSEvery: -1}, engine.Config{}, Config{})
+	plain, _ := r.both("/v1/completions", "prompt", `"x"`, "temperature", "0", "max_tokens", "1")
+	letter := plain[0].Text
+	for include, want := range map[string]string{"false": "", "true": letter} {
+		got, usage := r.both("/v1/completions", "prompt", `"x"`, "temperature", "0", "max_tokens", "9",
+			"stop_token_ids", fmt.Sprintf("[%d]", letter[0]), "include_stop_str_in_output", include)
+		if w := got[0]; w.Text != want || w.Finish != "stop" || w.Stop != float64(letter[0]) || usage["completion_tokens"] != 1.0 {
+			t.Errorf("include %s: %+v %v", include, w, usage)
+		}
+	}
+}
+
 // H055
 func TestUsageOnlyWhenAsked(t *testing.T) {
 	r := start(t, sim.Config{EOSEvery: -1}, engine.Config{}, Config{})
@@ -241,7 +254,7 @@ func TestExtremeSamplingIsRefusedOrFinite(t *testing.T) {
 func TestContextLimit(t *testing.T) {
 	r := start(t, sim.Config{MaxLen: 64, EOSEvery: -1}, engine.Config{}, Config{})
 	ids := func(n int) string { return "[" + strings.Repeat("65,", n-1) + "65]" }
-	got, usage := r.both("/v1/completions", "prompt", ids(63), "max_tokens", "100")
+	got, usage := r.both("/v1/completions", "prompt", ids(63), "max_tokens", "100", "temperature", "0")
 	if got[0].Finish != "length" || usage["completion_tokens"] != 1.0 {
 		t.Errorf("limit - 1: %+v %v", got[0], usage)
 	}

@@ -80,4 +80,3 @@ func (c *call) log(begun time.Time, outcome string, status int, err error) {
 	}
 	c.s.cfg.Log.Info("request", args...)
 }
-
