@@ -27,7 +27,7 @@ type loaded struct {
 }
 
 func (l *loaded) close() error {
-	err := l.Model.Close()
+	err := l.Close()
 	if l.file != nil {
 		err = errors.Join(err, l.file.Close())
 	}
@@ -69,7 +69,7 @@ func openModel(ctx context.Context, o *serveOptions, args []string, threads int,
 		return fail(err)
 	}
 	if t.err != nil {
-		return fail(errors.Join(t.err, l.Model.Close()))
+		return fail(errors.Join(t.err, l.Close()))
 	}
 	l.tokenizer, l.template = t.tok, t.tpl
 	info, a := l.Info(), l.Arenas()[0]
@@ -158,4 +158,3 @@ func openSim(o *serveOptions, log *slog.Logger) (*loaded, error) {
 
 // simTemplate lets chat clients talk to --sim.
 const simTemplate = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-

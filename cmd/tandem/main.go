@@ -19,6 +19,13 @@ import (
 var version = "unknown"
 
 func main() {
+	if err := run(); err != nil && !errors.Is(err, context.Canceled) {
+		fmt.Fprintln(os.Stderr, "tandem:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
 	ctx, stop := signals()
 	defer stop()
 	root := &cobra.Command{
@@ -29,10 +36,7 @@ func main() {
 		Version:       version,
 	}
 	root.AddCommand(upCommand(), serveCommand(), routeCommand(), statusCommand(), modelCommand(), versionCommand())
-	if err := root.ExecuteContext(ctx); err != nil && !errors.Is(err, context.Canceled) {
-		fmt.Fprintln(os.Stderr, "tandem:", err)
-		os.Exit(1)
-	}
+	return root.ExecuteContext(ctx)
 }
 
 // signals returns a context that ends with the first SIGINT or SIGTERM. The

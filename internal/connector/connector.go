@@ -35,7 +35,7 @@ type Connector struct {
 	track   chan trackChange // to the heartbeat loop
 
 	mu      sync.Mutex
-	scope   context.Context // of loads and returns; ended is set before it ends
+	scope   context.Context //nolint:containedctx // the Run scope of loads and returns; ended is set before it ends
 	end     context.CancelFunc
 	started bool // by Run or Close
 	ended   bool

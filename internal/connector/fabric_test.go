@@ -125,6 +125,7 @@ func (p *fabricPeer) Call(ctx context.Context, k kind, body []byte) ([]byte, err
 		p.from.f.hellos.Add(1)
 	case kindClaim:
 		p.from.f.claims.Add(1)
+	default:
 	}
 	if h := p.from.f.onCall; h != nil {
 		if err := h(ctx, p.to.addr, k); err != nil {

@@ -49,7 +49,7 @@ type strides struct {
 // strides returns the pieces of s, where local is the layout of this engine and
 // remoteHeads the heads of one of the peer's ranks. Equal layouts are one piece.
 func (s span) strides(local kv.Layout, remoteHeads int) strides {
-	if s.Heads == local.Heads && s.Heads == remoteHeads {
+	if local.Heads == remoteHeads && s.Heads == remoteHeads {
 		return strides{Pieces: 1, Len: local.TileBytes()}
 	}
 	hb := local.HeadBytes()

@@ -152,6 +152,7 @@ func TestClaimVerdictsBecomeClasses(t *testing.T) {
 			want, back = ClassGone, false
 		case verdictBusy:
 			back = false
+		default:
 		}
 		if e.Report == nil || e.Report.Class != want || e.Return != back {
 			t.Fatalf("%v: %+v", v, e)

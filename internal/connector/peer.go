@@ -155,8 +155,9 @@ func (p *peerEntry) due(idle time.Duration) (time.Time, bool) {
 		return p.used.Add(idle), idle > 0
 	case peerIdle:
 		return p.used.Add(forget), true
+	default: // a handshake has its own bound
+		return time.Time{}, false
 	}
-	return time.Time{}, false
 }
 
 func (t *peerTable) want(ev wantEvent, now time.Time, e *peerEffects) {
@@ -187,6 +188,7 @@ func (t *peerTable) want(ev wantEvent, now time.Time, e *peerEffects) {
 			return
 		}
 		t.shake(p, e)
+	default: // what runs or waits takes the waiter along
 	}
 }
 

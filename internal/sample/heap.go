@@ -14,8 +14,8 @@ func (t *topHeap) top(all []cand, k int) []cand {
 		slices.SortFunc(all, before)
 		return all[:k]
 	}
-	h := append(t.h[:0], all[:k]...)
-	t.h = h
+	t.h = append(t.h[:0], all[:k]...)
+	h := t.h
 	for i := k/2 - 1; i >= 0; i-- {
 		sink(h, i)
 	}

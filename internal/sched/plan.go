@@ -59,7 +59,7 @@ func (s *Scheduler) Plan() *Plan {
 
 	// The list shrinks at its end, by those who give way.
 	idle := 0
-	for i := 0; i < len(s.running); i++ {
+	for i := 0; i < len(s.running); i++ { //nolint:intrange // see above
 		if r := s.running[i]; r.left() == 1 {
 			if !s.grow(r, idle) {
 				idle++

@@ -26,7 +26,6 @@ type world struct {
 	leases  []*lease
 	leased  map[kv.BlockID]int
 	step    int
-	still   int // empty plans in a row while something was due
 	max     struct{ tokens, seqs int }
 	trace   []string
 	traceOn bool
