@@ -149,6 +149,33 @@ func TestVerifiedSlotsAreOnlyRead(t *testing.T) {
 			t.Errorf("slot %d of tile 1 changed: %v", slot, changed)
 		}
 	}
+	// In the first layer a token's value depends on nothing else.
+	b := kv.Batch{Seqs: []kv.Seq{newSequence(m, other, 5, 1).piece(35)}}
+	if _, err := m.Step(&b); err != nil {
+		t.Fatal(err)
+	}
+	got, all := a.Head(1, 0, 0)[l.KBytes():], a.Head(6, 0, 0)[l.KBytes():]
+	if !slices.Equal(got[11*row:], all[11*row:]) {
+		t.Error("the written slots do not hold their tokens' values")
+	}
+}
+
+// A seal zeroes what the sequence has not written, whatever was there before.
+func TestSealsZeroTheRest(t *testing.T) {
+	m := load(t, gguftest.Tiny(), model.Config{})
+	alone(t, m, prompt(48, 1))
+	a := m.Arenas()[0]
+	full := slices.Clone(a.Tile(0))
+	alone(t, m, prompt(21, 1))
+	if !slices.Equal(a.Tile(0), full) {
+		t.Error("a full tile changed")
+	}
+	l := a.Layout()
+	row := l.HeadDim * l.Elem.Size()
+	v := a.Head(1, 1, 1)[l.KBytes():]
+	if slices.Equal(v[4*row:5*row], make([]byte, row)) || !slices.Equal(v[5*row:], make([]byte, 11*row)) {
+		t.Error("the last tile does not hold 5 values and zeros")
+	}
 }
 
 // Every storage type loads, on both paths and in the exact mode, and the bits
