@@ -46,7 +46,7 @@ func assemble(o *serveOptions, m *loaded, transfer transferConfig, log *slog.Log
 		}
 	}()
 	cfg := engine.Config{
-		Model: m, ID: kv.EngineID(transfer.EngineID), MaxBatchedTokens: o.maxBatched, MaxSeqs: o.maxSeqs, MaxModelLen: o.maxLen,
+		Model: m, ID: kv.EngineID(transfer.EngineID), MaxBatchedTokens: o.maxBatched, MaxSeqs: o.maxSeqs, MaxModelLen: o.maxLen, StallLimit: o.stall,
 		Priority: o.policy == "priority", NoPrefixCache: o.noPrefix, Policy: transfer.Policy, Seed: o.seed,
 		Metrics: metrics.Engine, Log: log,
 	}

@@ -24,6 +24,7 @@ type serveOptions struct {
 	apiKey      string
 	level       string
 	grace       time.Duration
+	stall       time.Duration
 	quiet       bool
 	maxLen      int
 	maxSeqs     int
@@ -58,6 +59,7 @@ func (o *serveOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.apiKey, "api-key", os.Getenv("TANDEM_API_KEY"), "key that clients must send (environment: TANDEM_API_KEY)")
 	f.StringVar(&o.level, "log-level", "info", "debug, info, warn or error")
 	f.DurationVar(&o.grace, "drain-timeout", 30*time.Second, "longest time to finish running requests and leases after SIGTERM")
+	f.DurationVar(&o.stall, "stall-timeout", time.Minute, "longest engine step; while one takes longer, /health is red and requests end with an error")
 	f.BoolVar(&o.quiet, "disable-log-requests", false, "no log line per request")
 	f.IntVar(&o.maxLen, "max-model-len", 0, "longest sequence in tokens, prompt and output (default: the model's)")
 	f.IntVar(&o.maxSeqs, "max-num-seqs", 64, "requests that run at once")
@@ -151,8 +153,8 @@ func (o *serveOptions) check(args []string) error {
 		return fmt.Errorf("--block-size %d: want 16, 32 or 64", o.blockSize)
 	case o.tp != 1 && o.tp != 2 && o.tp != 4:
 		return fmt.Errorf("--tensor-parallel-size %d: want 1, 2 or 4", o.tp)
-	case o.maxLen < 0 || o.maxSeqs < 1 || o.maxBatched < 1 || o.blocks < 0 || o.threads < 0:
-		return errors.New("--max-model-len, --max-num-seqs, --max-num-batched-tokens, --num-gpu-blocks-override, --threads: want positive numbers")
+	case o.maxLen < 0 || o.maxSeqs < 1 || o.maxBatched < 1 || o.blocks < 0 || o.threads < 0 || o.stall <= 0:
+		return errors.New("--max-model-len, --max-num-seqs, --max-num-batched-tokens, --num-gpu-blocks-override, --threads, --stall-timeout: want positive numbers")
 	case o.sim && len(args) > 0:
 		return fmt.Errorf("serve: --sim runs without a model, but %s is given", args[0])
 	case !o.noConnector && o.tokenFile == "":

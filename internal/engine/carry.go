@@ -103,7 +103,7 @@ func (e *Engine) shut(cause error) {
 	}
 	for i := range in {
 		// What was submitted in the last moment ends like all others.
-		if in[i].kind == evSubmit {
+		if in[i].kind == evSubmit { //nolint:staticcheck // two of many kinds matter
 			g := in[i].stream.g
 			g.submitted, g.left = now, g.req.N
 			g.tracked = false

@@ -56,6 +56,11 @@ type Config struct {
 	Priority         bool // rank by Request.Priority, then arrival; else by arrival
 	NoPrefixCache    bool
 
+	// StallLimit is the longest turn of the step loop. While one takes longer, the
+	// engine counts as stalled: waits for outputs end and new requests are refused
+	// with ErrStalled. It is found within a quarter more. 60 s
+	StallLimit time.Duration
+
 	// Connector brings KV from peers and keeps it for them; nil: no hand-offs.
 	Connector Connector
 	Policy    FailPolicy // PolicyFail
@@ -84,6 +89,9 @@ func (c *Config) fill() error {
 	def(&c.MaxRequests, 1024)
 	def(&c.MaxOutputs, 1024)
 	def(&c.MaxN, 128)
+	if c.StallLimit == 0 {
+		c.StallLimit = time.Minute
+	}
 	c.MaxModelLen = min(c.MaxModelLen, info.MaxLen)
 	if c.Policy == "" {
 		c.Policy = PolicyFail
@@ -97,7 +105,7 @@ func (c *Config) fill() error {
 		return fmt.Errorf("engine: config: model has %d arenas for %d ranks", len(c.Model.Arenas()), info.TP)
 	case c.Policy != PolicyFail && c.Policy != PolicyRecompute:
 		return fmt.Errorf("engine: config: load failure policy %q: want %q or %q", c.Policy, PolicyFail, PolicyRecompute)
-	case c.MaxRequests < 0 || c.MaxOutputs < 2 || c.MaxN < 0:
+	case c.MaxRequests < 0 || c.MaxOutputs < 2 || c.MaxN < 0 || c.StallLimit < 0:
 		return fmt.Errorf("engine: config: limits below their least values")
 	}
 	return nil

@@ -55,6 +55,7 @@ type Engine struct {
 	live   atomic.Int64 // choices that were submitted and have not ended
 	number atomic.Uint64
 	turn   atomic.Int64 // when the loop's turn began, Unix ns; 0: it rests
+	sign   *sign        // up while the turn takes too long
 	status atomic.Pointer[Status]
 
 	mu       sync.Mutex
@@ -86,7 +87,7 @@ func New(cfg Config) (*Engine, error) {
 	e := &Engine{
 		cfg: cfg, info: cfg.Model.Info(), model: cfg.Model, log: cfg.Log, seeds: cfg.Seed,
 		name: strconv.FormatUint(rand.Uint64()>>16, 36),
-		wake: make(chan struct{}, 1), done: make(chan struct{}),
+		wake: make(chan struct{}, 1), done: make(chan struct{}), sign: newSign(),
 	}
 	e.core = newCore(sched.New(sc), cfg.Policy, e.info.EOS, &e.cfg.Metrics)
 	e.limit = e.core.sched.Limit()
@@ -112,9 +113,9 @@ func (e *Engine) Err() error {
 func (e *Engine) Done() <-chan struct{} { return e.done }
 
 // Submit queues r. The error is ErrOverloaded, ErrDraining, ErrClosed,
-// ErrNoConnector, an *InvalidError, or the Connector's refusal of the hand-off.
-// A genuine hand-off of a refused request is given back. The request ends when
-// its Stream says so, not with ctx.
+// ErrStalled, ErrNoConnector, an *InvalidError, or the Connector's refusal of the
+// hand-off. A genuine hand-off of a refused request is given back. The request
+// ends when its Stream says so, not with ctx.
 func (e *Engine) Submit(ctx context.Context, r Request) (*Stream, error) {
 	if err := context.Cause(ctx); err != nil {
 		return nil, err
@@ -155,6 +156,8 @@ func (e *Engine) submit(r Request) (*Stream, error) {
 		}
 	case e.draining:
 		err = ErrDraining
+	case e.sign.up():
+		err = ErrStalled
 	case e.live.Load()+int64(r.N) > int64(e.cfg.MaxRequests):
 		err = ErrOverloaded
 	default:
@@ -243,8 +246,10 @@ func (e *Engine) Run(ctx context.Context) (err error) {
 	e.ran = true
 	e.mu.Unlock()
 	defer close(e.done)
+	unwatch := e.watch()
 	err = e.loop(ctx)
 	e.turn.Store(0)
+	unwatch()
 	e.shut(err)
 	return err
 }
@@ -262,6 +267,7 @@ func (e *Engine) loop(ctx context.Context) (err error) {
 	for ctx.Err() == nil {
 		now := time.Now()
 		e.turn.Store(now.UnixNano())
+		e.goesOn()
 		e.events(now, reports, freed)
 		work := e.core.next(now)
 		e.carry(now)
@@ -345,7 +351,7 @@ func (e *Engine) event(ev *event, now time.Time) {
 			e.cfg.Connector.Track(g.req.Handoff)
 		}
 		if err := e.core.submit(g, now); err != nil {
-			e.core.fail(g, fmt.Errorf("engine: admitting %s: %w", g.id, err), now)
+			e.core.fail(g, fmt.Errorf("engine: admitting %s: %w", g.id, err))
 			if g.req.Handoff != nil {
 				e.giveBack(g.req.Handoff)
 			}
@@ -376,6 +382,7 @@ func (e *Engine) reported(r connector.LoadReport, more <-chan connector.LoadRepo
 	}
 	if requests > 0 {
 		e.cfg.Metrics.Recovered(requests, tokens)
+		//nolint:sloglint // vLLM's line, which people search for as it is
 		e.log.Warn(fmt.Sprintf("Recovered from KV load failure: %d request(s) rescheduled (%d tokens affected).",
 			requests, tokens))
 	}

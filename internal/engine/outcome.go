@@ -15,7 +15,7 @@ func (c *core) sampleSeq(ch *choice, seq *kv.Seq, last bool, rows [][]float32, n
 	g := ch.g
 	if ch.index == 0 && g.req.PromptLogprobs >= 0 && len(g.prompt) < len(g.req.Prompt)-1 {
 		if err := c.probe(g, seq.Pos+len(seq.Tokens)-len(rows), rows); err != nil {
-			c.fail(g, err, now)
+			c.fail(g, err)
 			return sched.Result{}
 		}
 	}
@@ -25,14 +25,14 @@ func (c *core) sampleSeq(ch *choice, seq *kv.Seq, last bool, rows [][]float32, n
 	row := rows[len(rows)-1]
 	t, err := c.sampler.Next(ch.state, row)
 	if err != nil {
-		c.fail(g, fmt.Errorf("engine: sampling token %d of %s: %w", ch.state.Tokens()+1, ch.id, err), now)
+		c.fail(g, fmt.Errorf("engine: sampling token %d of %s: %w", ch.state.Tokens()+1, ch.id, err))
 		return sched.Result{}
 	}
 	ch.out = Output{Choice: ch.index, Tokens: g.stream.one(t)}
 	if n := g.req.Params.Logprobs; n >= 0 {
 		lp, err := c.sampler.Logprobs(row, t, n)
 		if err != nil {
-			c.fail(g, fmt.Errorf("engine: log-probabilities of %s: %w", ch.id, err), now)
+			c.fail(g, fmt.Errorf("engine: log-probabilities of %s: %w", ch.id, err))
 			return sched.Result{}
 		}
 		ch.out.Logprobs = []sample.TokenLogprobs{lp}
@@ -151,7 +151,7 @@ func (c *core) close(g *group, err error) {
 }
 
 // fail ends g with err, in whatever state its choices are.
-func (c *core) fail(g *group, err error, now time.Time) {
+func (c *core) fail(g *group, err error) {
 	if g.over {
 		return
 	}
@@ -195,7 +195,7 @@ func (c *core) withdraw(g *group) {
 	}
 }
 
-func (c *core) drop(ch *choice) sched.Counts {
+func (c *core) drop(ch *choice) {
 	a := c.sched.Abort(ch.id)
 	if a.Loading {
 		c.do(effect{kind: doCancel, g: ch.g, id: ch.id})
@@ -203,7 +203,6 @@ func (c *core) drop(ch *choice) sched.Counts {
 	if a.Unread {
 		c.giveBack(ch.g)
 	}
-	return a.Counts
 }
 
 // stop ends choice i of g with reason "stop".
@@ -243,6 +242,6 @@ func (c *core) loaded(rep connector.LoadReport, now time.Time) (missing int) {
 	if rep.Err == nil {
 		err = fmt.Errorf("engine: loading KV of %s: %d tokens are missing", rep.ID, res.Missing)
 	}
-	c.fail(g, err, now)
+	c.fail(g, err)
 	return 0
 }

@@ -17,6 +17,9 @@ var (
 	ErrDraining = errors.New("engine: draining")
 	// ErrClosed says that the engine is not running any more.
 	ErrClosed = errors.New("engine: not running")
+	// ErrStalled says that the step loop has made no progress for longer than
+	// Config.StallLimit.
+	ErrStalled = errors.New("engine: no progress")
 	// ErrDead ends the requests of an engine whose model failed. Its text is for
 	// logs, not for clients.
 	ErrDead = errors.New("engine: dead")

@@ -26,6 +26,9 @@ type Status struct {
 	// Stalled is how long the loop's present turn has taken, one step at most; 0
 	// while it rests. A value above the longest step means that the engine hangs.
 	Stalled time.Duration
+
+	// Hung says that the turn takes longer than Config.StallLimit.
+	Hung bool
 }
 
 // Status returns the latest snapshot. It never waits for the loop.
@@ -37,7 +40,7 @@ func (e *Engine) Status() Status {
 		s.Dead = e.err.Error()
 	}
 	e.mu.Unlock()
-	s.Live = int(e.live.Load())
+	s.Live, s.Hung = int(e.live.Load()), e.sign.up()
 	if at := e.turn.Load(); at != 0 {
 		s.Stalled = max(0, time.Since(time.Unix(0, at)))
 	}

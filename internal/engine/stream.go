@@ -42,7 +42,8 @@ func newStream(e *Engine, id kv.RequestID, limit int) *Stream {
 func (s *Stream) ID() kv.RequestID { return s.id }
 
 // Next waits for the next output. It returns io.EOF after the last one, and the
-// cause of ctx when that ends first; the request goes on then.
+// cause of ctx when that ends first, or ErrStalled when the engine makes no
+// progress; the request goes on then.
 func (s *Stream) Next(ctx context.Context) (Output, error) {
 	for {
 		s.mu.Lock()
@@ -63,10 +64,21 @@ func (s *Stream) Next(ctx context.Context) (Output, error) {
 		}
 		select {
 		case <-s.wake:
+		case <-s.e.sign.raised():
+			if !s.pending() {
+				return Output{}, ErrStalled
+			}
 		case <-ctx.Done():
 			return Output{}, context.Cause(ctx)
 		}
 	}
+}
+
+// pending reports whether Next has something to return at once.
+func (s *Stream) pending() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ended || s.head < len(s.queue)
 }
 
 // Abort ends the request, in whatever state it is, within a step. A lease that

@@ -150,11 +150,16 @@ func (s *Server) release(w http.ResponseWriter, q *http.Request) {
 	_ = s.write(w, http.StatusOK, map[string]bool{"released": true}) // the client may have gone
 }
 
-// health says whether the process can ever serve; it costs nothing and wakes
-// nothing.
+// health says whether the engine lives: it has not ended, and its loop does not
+// hang. The answer costs nothing and wakes nothing.
 func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
-	if s.cfg.Engine.Err() != nil || s.cfg.Engine.Status().Dead != "" {
+	st := s.cfg.Engine.Status()
+	switch {
+	case s.cfg.Engine.Err() != nil || st.Dead != "":
 		s.fail(w, openai.NewError(http.StatusServiceUnavailable, "", "the engine has ended with an error"))
+		return
+	case st.Hung:
+		s.fail(w, openai.NewError(http.StatusServiceUnavailable, "", "the engine has made no progress for %.0f s", st.Stalled.Seconds()))
 		return
 	}
 	w.WriteHeader(http.StatusOK)

@@ -28,6 +28,7 @@ var rules = []rule{
 	{engine.ErrOverloaded, http.StatusTooManyRequests, "", "too many requests run and wait here; try again later"},
 	{engine.ErrDraining, http.StatusServiceUnavailable, "", "the engine is shutting down and takes no new requests"},
 	{engine.ErrClosed, http.StatusServiceUnavailable, "", "the engine is not running"},
+	{engine.ErrStalled, http.StatusServiceUnavailable, "", "the engine makes no progress"},
 	{engine.ErrSlowReader, http.StatusRequestTimeout, "", "the answer was not read in time"},
 	{engine.ErrAborted, StatusClientGone, "", "the request was aborted"},
 	{engine.ErrNoConnector, http.StatusBadRequest, fieldParams, "this engine has no KV connector, so it can neither offer nor read KV"},

@@ -1,0 +1,90 @@
+package engine
+
+import (
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A sign is up while the step loop is held up. Waiting for it allocates nothing.
+type sign struct {
+	mu sync.Mutex
+	is atomic.Bool
+	c  atomic.Pointer[chan struct{}] // closed while up
+}
+
+func newSign() *sign {
+	s := &sign{}
+	c := make(chan struct{})
+	s.c.Store(&c)
+	return s
+}
+
+// up reports whether the sign is up.
+func (s *sign) up() bool { return s.is.Load() }
+
+// raised returns a channel that is closed when the sign goes up.
+func (s *sign) raised() <-chan struct{} { return *s.c.Load() }
+
+// set raises or lowers the sign and reports whether that changed it.
+func (s *sign) set(up bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.is.Load() == up {
+		return false
+	}
+	if up {
+		close(*s.c.Load())
+	} else {
+		c := make(chan struct{})
+		s.c.Store(&c)
+	}
+	s.is.Store(up)
+	return true
+}
+
+// watch starts the watchdog of the loop. The returned function ends it.
+func (e *Engine) watch() (end func()) {
+	quit := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(max(time.Millisecond, e.cfg.StallLimit/4))
+		defer tick.Stop()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+				e.look()
+			}
+		}
+	})
+	return func() {
+		close(quit)
+		wg.Wait()
+		e.sign.set(false)
+	}
+}
+
+// look raises the sign when the loop's turn takes too long.
+func (e *Engine) look() {
+	at := e.turn.Load()
+	if at == 0 || time.Since(time.Unix(0, at)) < e.cfg.StallLimit {
+		return
+	}
+	if e.sign.set(true) {
+		e.log.Error("the step loop is held up", slog.Duration("for", time.Since(time.Unix(0, at))))
+	}
+	// The turn may have ended meanwhile, before goesOn could see the sign.
+	if e.turn.Load() != at {
+		e.goesOn()
+	}
+}
+
+// goesOn lowers the sign. The loop calls it after it noted the new turn.
+func (e *Engine) goesOn() {
+	if e.sign.up() && e.sign.set(false) {
+		e.log.Warn("the step loop goes on")
+	}
+}
