@@ -33,7 +33,7 @@ const (
 	// exist, their bits are compared on few prompts and steps, which says more
 	// than any bound; where they are all there is, rule T takes short prompts.
 	portableSize = 40
-	bitPrompts   = 3
+	bitPrompts   = 2
 	bitSteps     = 12
 )
 
