@@ -134,10 +134,10 @@ func (r *Remote) acquire(epoch uint64) (*view, error) {
 		return nil, ErrClosed
 	case r.gone:
 		return nil, ErrPeerGone
-	case r.released:
-		return nil, ErrReleased
 	case epoch != r.epoch:
 		return nil, &EpochError{Have: r.epoch, Want: epoch}
+	case r.released:
+		return nil, ErrReleased
 	}
 	if r.view != nil {
 		r.view.refs++
