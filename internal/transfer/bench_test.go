@@ -162,5 +162,6 @@ func BenchmarkRead(b *testing.B) {
 		b.ReportMetric(rate["memfd 2"]/rate["copy 1"], "memfd2/copy1")
 		b.ReportMetric(rate["memfd 1 sums"]/rate["copy 1"], "sums1/copy1")
 		b.ReportMetric(rate["tcp"]/rate["raw stream"], "tcp/raw")
+		b.ReportMetric(float64(post[len(post)/2]), "post-ns")
 	}
 }

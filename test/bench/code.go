@@ -77,6 +77,38 @@ func measureCode(o *options, t *table) error {
 	t.under("scheduler step, 256 running", large/1e3, 50, "%.1f µs", "pool of 100,000 blocks")
 	t.add(row{what: "same, pool 100 times larger", ours: fmt.Sprintf("%.1f µs", large/1e3), theirs: fmt.Sprintf("%.1f µs", small/1e3),
 		ratio: large / small, most: 1.5, note: "flat: 100,000 against 1,000 blocks"})
-	t.add(row{what: "allocations of a scheduler step", ours: fmt.Sprintf("%.0f", steps["Plan256/blocks=1000"]["allocs/op"]), theirs: "limit 0"})
+	t.plain("allocations of a scheduler step", fmt.Sprintf("%.0f", steps["Plan256/blocks=1000"]["allocs/op"]), "")
+	return measureReads(o, t)
+}
+
+// measureReads prints what the benchmark of the transfer package reports: 90 MB
+// between two processes, beside a plain copy or stream of the same pieces.
+func measureReads(o *options, t *table) error {
+	count := "-count=" + strconv.Itoa(o.scale(3, 1))
+	all, err := o.goBench("./internal/transfer", "^BenchmarkRead$", "-benchtime=1x", count)
+	if err != nil {
+		return err
+	}
+	read := all["Read"]
+	for _, c := range []struct {
+		what, unit, theirs string
+		least              float64
+	}{
+		{"KV read, memfd, 1 worker", "memfd1/copy1", "copy, 1 thread", 0.85},
+		{"KV read, memfd, 2 workers", "memfd2/copy1", "copy, 1 thread", 0.85 * 1.6},
+		{"KV read, memfd, sums checked", "sums1/copy1", "copy, 1 thread", 0.7},
+		{"KV read, tcp", "tcp/raw", "raw writev stream", 0.75},
+	} {
+		v, ok := read[c.unit]
+		if !ok {
+			return fmt.Errorf("the benchmark of reads does not report %s", c.unit)
+		}
+		t.add(row{what: c.what, ours: fmt.Sprintf("%.0f %%", 100*v), theirs: c.theirs, ratio: v, least: c.least, note: "90 MB between two processes"})
+	}
+	post, ok := read["post-ns"]
+	if !ok {
+		return fmt.Errorf("the benchmark of reads does not report post-ns")
+	}
+	t.under("posting a read", post/1e3, 50, "%.1f µs", "median")
 	return nil
 }
