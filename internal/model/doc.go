@@ -22,8 +22,9 @@
 // # Steps
 //
 // A step runs in passes of up to passRows tokens. A pass goes through the
-// layers in six jobs each: norm and query-key-value products, rotary
+// layers in these jobs: norm and query-key-value products, rotary
 // embedding with the writes to the cache, attention, output product with the
 // residual sum, gate and up products with SiLU, down product with the residual
 // sum. A sequence's single token is rotated and written by the attention job.
+// Behind the last attention only rows whose logits are wanted go on.
 package model
