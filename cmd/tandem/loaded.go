@@ -26,6 +26,13 @@ type loaded struct {
 	file      *gguf.File     // nil: --sim
 }
 
+// Info describes the model; what ends an output is the tokenizer's knowledge.
+func (l *loaded) Info() engine.ModelInfo {
+	info := l.Model.Info()
+	info.EOS = l.tokenizer.EOG()
+	return info
+}
+
 func (l *loaded) close() error {
 	err := l.Close()
 	if l.file != nil {
