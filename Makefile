@@ -20,7 +20,7 @@ FUZZTIME ?= 10s
 
 export CGO_ENABLED ?= 0
 
-.PHONY: help build up test model race invariants lint bench fuzz gen gen-check e2e conform tidy-check ci clean
+.PHONY: help build up test model race invariants lint bench fuzz golden gen gen-check e2e conform tidy-check ci clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ race: model ## the concurrent packages under the race detector (needs gcc)
 
 invariants: model ## the same packages with expensive checks after every step
 	$(GO) test -tags invariants $(RACE_PKGS)
+
+golden: model ## the golden rules on every kernel path, with distances printed
+	$(GO) test -count=1 -v -timeout 40m ./test/golden -all
 
 e2e: build ## only the tests over real processes
 	$(GO) test -count=1 -v ./test/e2e

@@ -4,6 +4,7 @@ package golden_test
 
 import (
 	"encoding/json"
+	"flag"
 	"math"
 	"os"
 	"slices"
@@ -13,6 +14,17 @@ import (
 	"tandem/internal/kv"
 	"tandem/internal/model"
 )
+
+// everything asks for every kernel path and every prompt, which takes minutes.
+var everything = flag.Bool("all", false, "rules T and F on every kernel path, F on every prompt")
+
+// paths returns the kernels on which a rule is shown.
+func paths() []string {
+	if *everything {
+		return compute.Names()
+	}
+	return compute.Names()[:1]
+}
 
 // Bounds of rule T, and of "as near to the truth as llama.cpp".
 const (
@@ -151,7 +163,7 @@ func measure(t *testing.T, m *model.Model, p *prompt, x *truth, d *distance) {
 // Rule T: prompts and llama.cpp's continuations, every step against the truth.
 func TestNearTheTruth(t *testing.T) {
 	g, x := prompts(t)
-	for _, name := range compute.Names()[:1] {
+	for _, name := range paths() {
 		t.Run(name, func(t *testing.T) {
 			m := load(t, model.Config{Kernels: name})
 			var ours, theirs distance
@@ -184,12 +196,12 @@ func TestNearTheTruth(t *testing.T) {
 // It sees what rule T cannot, such as a wrong epsilon of the norm.
 func TestExactMode(t *testing.T) {
 	g, x := prompts(t)
-	for _, name := range compute.Names()[:1] {
+	for _, name := range paths() {
 		t.Run(name, func(t *testing.T) {
 			m := load(t, model.Config{Kernels: name, F32: true})
 			worst, steps := 0.0, 0
 			for i := range g {
-				if name == "portable" && i > 0 || i%2 == 1 && len(g[i].PromptIDs) > 300 {
+				if name == "portable" && i > 0 || !*everything && i%2 == 1 && len(g[i].PromptIDs) > 300 {
 					continue // long prompts cost most and show the same
 				}
 				replay(t, m, &g[i], func(k int, logits []float32) {
