@@ -2,7 +2,11 @@ package main
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
+
+	"tandem/internal/connector"
 )
 
 // An engineInfo is what `tandem status` and `tandem up` read of an engine's
@@ -17,11 +21,16 @@ type engineInfo struct {
 
 // A connectorInfo is the engine's part of hand-offs and its blocks.
 type connectorInfo struct {
-	EngineID    string     `json:"engine_id"`
-	Role        string     `json:"role"`
-	Incarnation string     `json:"incarnation,omitempty"`
-	Address     string     `json:"peer_address,omitempty"`
-	Epoch       uint64     `json:"epoch"`
+	EngineID    string `json:"engine_id"`
+	Role        string `json:"role"`
+	Incarnation string `json:"incarnation,omitempty"`
+	Address     string `json:"peer_address,omitempty"`
+	Epoch       uint64 `json:"epoch"`
+	// Fingerprint is equal for engines that can read each other's KV; Factors are
+	// what it sums up.
+	Fingerprint string       `json:"fingerprint,omitempty"`
+	Factors     []factorInfo `json:"factors,omitempty"`
+
 	Leases      int        `json:"leases"`
 	Claimed     int        `json:"claimed"`
 	Loads       int        `json:"loads"`
@@ -33,6 +42,12 @@ type connectorInfo struct {
 	BlocksFree  int        `json:"blocks_free"`
 	BlocksIndex int        `json:"blocks_in_prefix_index"`
 	BlocksLease int        `json:"blocks_leased"`
+}
+
+// A factorInfo is one property that engines must have in common.
+type factorInfo struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
 }
 
 // A peerInfo is one peer that the engine reads from.
@@ -58,11 +73,23 @@ func (s *assembly) info() map[string]any {
 		c.EngineID, c.Role, c.Address, c.Epoch = string(cs.Engine), string(cs.Role), cs.Addr, uint64(cs.Epoch)
 		c.Incarnation = hex.EncodeToString(cs.Incarnation[:])
 		c.Leases, c.Claimed, c.Loads = cs.Leases.Live, cs.Leases.Claimed, cs.Loads
+		c.Fingerprint, c.Factors = fingerprint(s.connector.Factors())
 		for _, p := range cs.Peers {
 			c.Peers = append(c.Peers, peerInfo{string(p.Engine), p.Addr, p.State, uint64(p.Epoch), p.Path, p.Why, p.Err})
 		}
 	}
 	return map[string]any{"tandem": c}
+}
+
+// fingerprint condenses the factors for the router's comparison; engines compare
+// the factors themselves.
+func fingerprint(factors []connector.Factor) (sum string, list []factorInfo) {
+	h := sha256.New()
+	for _, f := range factors {
+		fmt.Fprintf(h, "%q=%q\n", f.Name, f.Value)
+		list = append(list, factorInfo(f))
+	}
+	return hex.EncodeToString(h.Sum(nil)), list
 }
 
 func randomID() string {

@@ -62,7 +62,7 @@ func printStatus(w io.Writer, url string, s router.Status) error {
 	if s.Role == "router" {
 		ready := "ready"
 		if !s.Ready {
-			ready = "not ready"
+			ready = "not ready (" + s.Reason + ")"
 		}
 		fmt.Fprintf(w, "router %s  %s, version %s, up %.0f s\n\n", url, ready, s.Version, s.UptimeS)
 	}

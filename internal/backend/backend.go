@@ -2,8 +2,8 @@
 // can serve, and how to exchange one leg with it.
 //
 // It hides the HTTP client, the probes and the differences between engines that
-// speak vLLM's protocol: a Tandem engine tells its readiness and role, a real
-// vLLM only that it is alive. It knows nothing of KV, leases or peers; a
+// speak vLLM's protocol: a Tandem engine tells its readiness, role and
+// fingerprint, a real vLLM only that it is alive. It knows nothing of KV, leases or peers; a
 // hand-off is bytes to it.
 package backend
 
@@ -70,7 +70,8 @@ func DefaultLimits() Limits {
 type View struct {
 	State  State
 	Reason string          // why it is not ready, for people
-	Info   json.RawMessage // what /server_info said when it last became ready, or nil
+	Info   json.RawMessage // what /server_info said at the last probe, or nil
+	Member Member          // what Info tells
 }
 
 // A Backend is one engine. Its methods may be called from any goroutine.
@@ -83,6 +84,8 @@ type Backend struct {
 	view   atomic.Pointer[View]
 	poke   chan struct{} // a leg failed: probe at once
 	legs   atomic.Int64
+
+	silent bool // of Run: has no /server_info
 }
 
 // New returns the backend at raw, an http or https URL without a path.
@@ -142,10 +145,13 @@ func (b *Backend) Run(ctx context.Context, changed func(from, to *View)) {
 		if ctx.Err() != nil {
 			return
 		}
-		if v.State == Ready && old.State == Ready {
-			v.Info = old.Info
-		} else if v.State == Ready {
-			v.Info = b.info(ctx)
+		if v.State == Ready {
+			b.ask(ctx, v, old)
+		} else {
+			b.silent = false
+		}
+		if ctx.Err() != nil {
+			return
 		}
 		b.view.Store(v)
 		if v.State != old.State && changed != nil {
@@ -177,16 +183,6 @@ func (b *Backend) probe(ctx context.Context) *View {
 		return &View{State: NotReady, Reason: fmt.Sprintf("%s says %d %s", path, status, short(body))}
 	}
 	return &View{State: NotReady, Reason: "has neither /health/ready nor /health"}
-}
-
-func (b *Backend) info(ctx context.Context) json.RawMessage {
-	ctx, cancel := context.WithTimeout(ctx, b.limits.Probe)
-	defer cancel()
-	status, body, err := b.get(ctx, "/server_info")
-	if err != nil || status != http.StatusOK || !json.Valid(body) {
-		return nil
-	}
-	return body
 }
 
 func (b *Backend) get(ctx context.Context, path string) (status int, body []byte, err error) {

@@ -111,7 +111,7 @@ func (r *Router) Run(ctx context.Context) error {
 }
 
 // Ready reports whether a pair can serve.
-func (r *Router) Ready() bool { return r.prefill.Ready() > 0 && r.decode.Ready() > 0 }
+func (r *Router) Ready() bool { return r.unready() == nil }
 
 // Handler returns the HTTP front.
 func (r *Router) Handler() http.Handler {
@@ -126,8 +126,12 @@ func (r *Router) Handler() http.Handler {
 	mux.HandleFunc("GET /health/ready", r.health)
 	mux.HandleFunc("GET /ping", r.health)
 	mux.HandleFunc("GET /status", r.status)
+	mux.HandleFunc("GET /server_info", func(w http.ResponseWriter, _ *http.Request) {
+		// For a router that was given this URL as an engine's.
+		writeJSON(w, map[string]any{"version": r.cfg.Version, "tandem": backend.Member{Role: "router"}})
+	})
 	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, map[string]string{"version": r.cfg.Version})
+		writeJSON(w, map[string]string{"version": r.cfg.Version})
 	})
 	if r.cfg.MetricsHandler != nil {
 		mux.Handle("GET /metrics", r.cfg.MetricsHandler)
@@ -139,15 +143,11 @@ func (r *Router) Handler() http.Handler {
 }
 
 func (r *Router) health(w http.ResponseWriter, _ *http.Request) {
-	if !r.Ready() {
-		role := backend.Prefill
-		if r.prefill.Ready() > 0 {
-			role = backend.Decode
-		}
-		noBackend(role).write(w)
+	if fail := r.unready(); fail != nil {
+		fail.write(w)
 		return
 	}
-	writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
+	writeJSON(w, map[string]string{"status": "ok"})
 }
 
 // Status is the answer of GET /status.
@@ -155,6 +155,7 @@ type Status struct {
 	Role     string          `json:"role"`
 	Version  string          `json:"version"`
 	Ready    bool            `json:"ready"`
+	Reason   string          `json:"reason,omitempty"` // why it is not ready
 	UptimeS  float64         `json:"uptime_seconds"`
 	Backends []BackendStatus `json:"backends"`
 }
@@ -170,7 +171,10 @@ type BackendStatus struct {
 }
 
 func (r *Router) status(w http.ResponseWriter, q *http.Request) {
-	s := Status{Role: "router", Version: r.cfg.Version, Ready: r.Ready(), UptimeS: time.Since(r.started).Seconds()}
+	s := Status{Role: "router", Version: r.cfg.Version, Ready: r.unready() == nil, UptimeS: time.Since(r.started).Seconds()}
+	if fail := r.unready(); fail != nil {
+		s.Reason = fail.message
+	}
 	all := append(append([]*backend.Backend{}, r.prefill.All()...), r.decode.All()...)
 	s.Backends = make([]BackendStatus, len(all))
 	ctx, cancel := context.WithTimeout(q.Context(), r.cfg.Backend.Probe)
@@ -182,6 +186,9 @@ func (r *Router) status(w http.ResponseWriter, q *http.Request) {
 		if v.State != backend.Ready {
 			continue
 		}
+		if why := r.partnerless(b); why != "" {
+			s.Backends[i].State, s.Backends[i].Reason = "no partner", why
+		}
 		wg.Go(func() {
 			if code, body, err := b.Fetch(ctx, "/server_info", 1<<20); err == nil && code == http.StatusOK && json.Valid(body) {
 				s.Backends[i].Info = body
@@ -189,7 +196,7 @@ func (r *Router) status(w http.ResponseWriter, q *http.Request) {
 		})
 	}
 	wg.Wait()
-	writeJSON(w, http.StatusOK, s)
+	writeJSON(w, s)
 }
 
 // fromDecode answers a GET with what a decode engine says.
@@ -276,9 +283,8 @@ func legHeader(q *http.Request, id string) http.Header {
 	return h
 }
 
-func writeJSON(w http.ResponseWriter, status int, v any) {
+func writeJSON(w http.ResponseWriter, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(v) // the client may be gone
 }
 

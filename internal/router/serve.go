@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -216,7 +217,8 @@ func (c *call) run(ctx context.Context, prompt json.RawMessage) (*begun, *failur
 			if e.role == backend.Prefill {
 				pool = c.r.prefill
 			}
-			todo = append(todo, f.picked(e.role, pool.Pick(e.not...))...)
+			not := slices.Concat(e.not, c.r.unfit(e.role, f.prefill))
+			todo = append(todo, f.picked(e.role, pool.Pick(not...))...)
 		case actPrefill:
 			todo = append(todo, f.prefilled(c.prefillLeg(ctx, f, prompt))...)
 		case actDecode:
@@ -237,17 +239,14 @@ func (c *call) run(ctx context.Context, prompt json.RawMessage) (*begun, *failur
 // prefillLeg runs the whole prefill leg.
 func (c *call) prefillLeg(ctx context.Context, f *flow, prompt json.RawMessage) (o outcome) {
 	defer c.timed(f.prefill, &o)()
-	resp, err := f.prefill.Post(ctx, c.path, c.header, c.prefillBody(prompt))
+	// A client that leaves may leave while P's answer is under way: the answer is
+	// taken all the same, so that its lease can be released.
+	status, body, err := f.prefill.Exchange(ctx, c.path, c.header, c.prefillBody(prompt), 32<<20)
 	if err != nil {
 		return outcome{err: err}
 	}
-	defer closeBody(resp.Body)
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 32<<20))
-	if err != nil {
-		return outcome{err: &backend.TransportError{Backend: f.prefill.Name(), Err: err}}
-	}
-	if resp.StatusCode/100 != 2 {
-		return outcome{status: resp.StatusCode, body: body}
+	if status/100 != 2 {
+		return outcome{status: status, body: body}
 	}
 	var answer struct {
 		Params json.RawMessage `json:"kv_transfer_params"`
@@ -259,7 +258,7 @@ func (c *call) prefillLeg(ctx context.Context, f *flow, prompt json.RawMessage) 
 	if len(answer.Params) > 0 && answer.Params[0] == '{' && !empty(answer.Params) {
 		o.handoff = answer.Params
 	}
-	o.status = resp.StatusCode
+	o.status = status
 	return o
 }
 
