@@ -18,10 +18,14 @@ const modelName = "SmolLM2-135M-Instruct.Q4_1.gguf"
 // A prompt is a line of greedy.jsonl: what llama.cpp answered.
 type prompt struct {
 	ID        string     `json:"id"`
+	Text      string     `json:"text"`
 	PromptIDs []kv.Token `json:"prompt_ids"`
 	ContIDs   []kv.Token `json:"cont_ids"`
-	Steps     [][]top    `json:"steps"`
-	Margin    []float64  `json:"margin"`
+	EOGIndex  *int       `json:"eog_index"` // of the first end token in ContIDs
+
+	Messages json.RawMessage `json:"messages"` // of a chat prompt
+	Steps    [][]top         `json:"steps"`
+	Margin   []float64       `json:"margin"`
 }
 
 // A truth is a line of truth.jsonl: the exact distribution at every step.
