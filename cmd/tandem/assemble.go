@@ -47,7 +47,7 @@ func assemble(o *serveOptions, m *loaded, transfer transferConfig, log *slog.Log
 	}()
 	cfg := engine.Config{
 		Model: m, ID: kv.EngineID(transfer.EngineID), MaxBatchedTokens: o.maxBatched, MaxSeqs: o.maxSeqs, MaxModelLen: o.maxLen, StallLimit: o.stall,
-		Priority: o.policy == "priority", NoPrefixCache: o.noPrefix, Policy: transfer.Policy, Seed: o.seed,
+		Priority: o.policy == "priority", NoPrefixCache: o.noPrefix || !o.prefix, Policy: transfer.Policy, Seed: o.seed,
 		Metrics: metrics.Engine, Log: log,
 	}
 	sc := server.Config{

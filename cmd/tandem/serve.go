@@ -33,6 +33,7 @@ type serveOptions struct {
 	blocks      int
 	memory      byteSize
 	kvType      string
+	prefix      bool
 	noPrefix    bool
 	policy      string
 	seed        uint64
@@ -68,8 +69,8 @@ func (o *serveOptions) flags(f *pflag.FlagSet) {
 	f.Var(&o.memory, "kv-cache-memory", "memory of the KV cache, such as 512MiB or 2GiB")
 	f.IntVar(&o.blocks, "num-gpu-blocks-override", 0, "KV blocks, in place of --kv-cache-memory")
 	f.StringVar(&o.kvType, "kv-cache-dtype", "auto", "auto (f16), f16 or f32")
-	f.BoolVar(&o.noPrefix, "no-enable-prefix-caching", false, "compute every prompt whole")
-	f.Bool("enable-prefix-caching", true, "reuse the KV of shared prefixes; --no-enable-prefix-caching turns it off")
+	f.BoolVar(&o.noPrefix, "no-enable-prefix-caching", false, "compute every prompt whole, as --enable-prefix-caching=false")
+	f.BoolVar(&o.prefix, "enable-prefix-caching", true, "reuse the KV of shared prefixes")
 	f.StringVar(&o.policy, "scheduling-policy", "fcfs", "fcfs or priority")
 	f.Uint64Var(&o.seed, "seed", 0, "source of the seeds of requests that bring none; 0 is random")
 	f.IntVar(&o.tp, "tensor-parallel-size", 1, "ranks of the engine: 1, 2 or 4")
