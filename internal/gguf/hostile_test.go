@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"tandem/internal/gguf"
 	"tandem/internal/gguf/gguftest"
@@ -97,9 +96,7 @@ func TestBombsCostNothing(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			var m0, m1 runtime.MemStats
 			runtime.ReadMemStats(&m0)
-			start := time.Now()
 			_, err := gguf.Parse("bomb", b)
-			took := time.Since(start)
 			runtime.ReadMemStats(&m1)
 			var f *gguf.FormatError
 			if !errors.As(err, &f) {
@@ -108,8 +105,8 @@ func TestBombsCostNothing(t *testing.T) {
 			if n := m1.TotalAlloc - m0.TotalAlloc; n > 16<<20 {
 				t.Errorf("%d bytes were allocated", n)
 			}
-			if took > 100*time.Millisecond {
-				t.Errorf("took %v", took)
+			if f.Offset > 128 { // every step of the parser moves it on
+				t.Errorf("read up to %d before it refused", f.Offset)
 			}
 		})
 	}
@@ -211,7 +208,8 @@ func TestHeaderFieldsThatAreWrong(t *testing.T) {
 	}
 }
 
-func TestLargeVocabularyLoadsFast(t *testing.T) {
+// A vocabulary costs a few allocations, not one or more for each token.
+func TestLargeVocabularyIsOneCopy(t *testing.T) {
 	tokens := make([]string, 150_000)
 	for i := range tokens {
 		tokens[i] = fmt.Sprint("token ", i)
@@ -219,10 +217,15 @@ func TestLargeVocabularyLoadsFast(t *testing.T) {
 	w := &gguftest.Writer{}
 	w.Strings("tokenizer.ggml.tokens", tokens)
 	b := w.Bytes()
-	start := time.Now()
-	got, err := parse(t, b).Strings("tokenizer.ggml.tokens")
-	if took := time.Since(start); err != nil || took > time.Second {
-		t.Errorf("took %v, error %v", took, err)
+	var got []string
+	allocs := testing.AllocsPerRun(3, func() {
+		var err error
+		if got, err = parse(t, b).Strings("tokenizer.ggml.tokens"); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if allocs > 32 {
+		t.Errorf("%v allocations", allocs)
 	}
 	if len(got) != len(tokens) || got[149_999] != "token 149999" {
 		t.Errorf("%d tokens, the last is %q", len(got), got[len(got)-1])
