@@ -122,3 +122,23 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkRefusal prints what refusing half a million stop strings costs
+// against finding the end of the JSON, which nothing can save.
+func BenchmarkRefusal(b *testing.B) {
+	raw := []byte(`{"prompt":"x","stop":[` + strings.Repeat(`"a",`, 499_999) + `"a"]}`)
+	var parse, scan time.Duration
+	for b.Loop() {
+		start := time.Now()
+		if _, err := ParseCompletion(raw); err == nil {
+			b.Fatal("taken")
+		}
+		parse += time.Since(start)
+		start = time.Now()
+		if !json.Valid(raw) {
+			b.Fatal("not JSON")
+		}
+		scan += time.Since(start)
+	}
+	b.ReportMetric(float64(parse)/float64(scan), "parse/scan")
+}

@@ -3,7 +3,6 @@ package server
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -142,23 +141,13 @@ func TestSmallRequestsCannotAskForHugeWork(t *testing.T) {
 		runtime.ReadMemStats(&before)
 		_, err := openai.ParseCompletion(raw)
 		runtime.ReadMemStats(&after)
-		took, scan := time.Hour, time.Hour
-		for range 3 { // the best of three, and a measure of the machine
-			begun := time.Now()
-			_, _ = openai.ParseCompletion(raw)
-			took = min(took, time.Since(begun))
-			begun = time.Now()
-			_ = json.Valid(raw)
-			scan = min(scan, time.Since(begun))
-		}
 		if err == nil || err.Param != c[0] {
 			t.Errorf("%s: %v", c[0], err)
 		}
-		if grown := after.TotalAlloc - before.TotalAlloc; grown > 10<<20 {
-			t.Errorf("%s: %d bytes allocated for a body of %d", c[0], grown, len(body))
-		}
-		if took > 50*time.Millisecond && took > 5*scan {
-			t.Errorf("%s: %v, %v for reading the JSON alone", c[0], took, scan)
+		// The bodies have up to 500,000 elements; none beyond a limit is held.
+		bytes, pieces := after.TotalAlloc-before.TotalAlloc, after.Mallocs-before.Mallocs
+		if bytes > 1<<20 || pieces > 4096 {
+			t.Errorf("%s: %d bytes in %d pieces allocated for a body of %d", c[0], bytes, pieces, len(body))
 		}
 		if a := r.post("/v1/completions", body); a.status != 400 || a.param() != c[0] {
 			t.Errorf("%s: %d %s", c[0], a.status, a.raw)
