@@ -4,10 +4,12 @@ package transfer
 
 import (
 	"encoding/binary"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -148,16 +150,17 @@ func BenchmarkRead(b *testing.B) {
 		}
 		slices.Sort(post)
 		raw.Close()
+		var out strings.Builder
 		for _, c := range cases {
-			b.Logf("%-13s %5.2f GB/s", c.name, rate[c.name])
+			fmt.Fprintf(&out, "%-13s %5.2f GB/s\n", c.name, rate[c.name])
 		}
 		for _, q := range [][2]string{
-			{"memfd 1", "copy 1"}, {"memfd 2", "copy 1"}, {"memfd 2", "copy 2"},
-			{"memfd 1 sums", "copy 1"}, {"memfd 2 sums", "copy 2"}, {"tcp", "raw stream"}, {"tcp sums", "raw stream"},
+			{"memfd 1", "copy 1"}, {"memfd 2", "copy 1"}, {"memfd 2", "copy 2"}, {"memfd 1 sums", "copy 1"},
+			{"memfd 2 sums", "copy 1"}, {"memfd 2 sums", "copy 2"}, {"tcp", "raw stream"}, {"tcp sums", "raw stream"},
 		} {
-			b.Logf("%-13s is %.2f of %s", q[0], rate[q[0]]/rate[q[1]], q[1])
+			fmt.Fprintf(&out, "%-13s is %.2f of %s\n", q[0], rate[q[0]]/rate[q[1]], q[1])
 		}
-		b.Logf("post p50 %v, max %v", post[len(post)/2], post[len(post)-1])
+		b.Logf("medians of %d\n%spost p50 %v, max %v", rounds, out.String(), post[len(post)/2], post[len(post)-1])
 		b.ReportMetric(rate["memfd 1"]/rate["copy 1"], "memfd1/copy1")
 		b.ReportMetric(rate["memfd 2"]/rate["copy 1"], "memfd2/copy1")
 		b.ReportMetric(rate["memfd 1 sums"]/rate["copy 1"], "sums1/copy1")

@@ -127,9 +127,9 @@ func (s *serverConn) answer(id uint64, body []byte, err error) {
 	}
 	f := frame{Type: frameAnswer, ID: id, Body: body}
 	if err != nil {
-		f = frame{Type: frameError, ID: id, Body: appendError(nil, err)}
+		f = frame{Type: frameError, ID: id, Body: encodeError(err)}
 	}
-	s.link.send(appendFrame(nil, f), nil)
+	s.link.send(encodeFrame(f), nil)
 }
 
 // dispatch answers one call.
@@ -142,6 +142,7 @@ func (h *Host) dispatch(ctx context.Context, from Caller, f frame) ([]byte, erro
 		return nil, nil
 	case kindBegin:
 		return nil, h.begin(from, f.Body)
+	default:
 	}
 	if handle := h.handlers[f.Kind]; handle != nil {
 		return handle(ctx, from, f.Body)

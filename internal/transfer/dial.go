@@ -110,9 +110,14 @@ func (d *dialer) finish(h *Host, addr string, a *dialAttempt, c net.Conn, who ac
 		_ = c.Close()
 		return nil
 	}
-	e.peer = &Peer{host: h, addr: addr, link: newLink(c, h.limits), who: who, waiting: map[uint64]chan frame{}}
+	e.peer = &Peer{
+		host: h, addr: addr, link: newLink(c, h.limits), who: who,
+		slots: make(chan struct{}, h.limits.Calls), waiting: map[uint64]chan frame{},
+	}
 	e.delay, e.next = 0, time.Time{}
-	return e.peer
+	p := e.peer
+	p.link.before = func() { d.forget(p) } // who sees Done dials a new connection
+	return p
 }
 
 // attempt is the goroutine that dials; when it succeeds it becomes the reader

@@ -327,6 +327,7 @@ func TestOwnerSleepsAndWakes(t *testing.T) {
 				t.Fatalf("asleep and known: %v", err)
 			}
 			woken := newMemory(t, p.source.geometry.bytes())
+			t.Cleanup(func() { p.source.Close() }) // before its new memory
 			p.memory = woken.Bytes
 			fill(p.memory, 8)
 			if err := p.source.Restore(woken, 1); !isEpoch(err) {

@@ -54,7 +54,8 @@ func appendHead(b []byte, f frame, body int) []byte {
 	return binary.LittleEndian.AppendUint64(b, f.ID)
 }
 
-func appendFrame(b []byte, f frame) []byte {
+func encodeFrame(f frame) []byte {
+	b := make([]byte, 0, frameHead+len(f.Body))
 	return append(appendHead(b, f, len(f.Body)), f.Body...)
 }
 

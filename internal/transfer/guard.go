@@ -1,9 +1,6 @@
 package transfer
 
-import (
-	"context"
-	"sync"
-)
+import "sync"
 
 // A guard counts who uses a region's memory and can be shut: then nobody enters
 // any more, and the one who shut it can wait for those inside.
@@ -61,20 +58,4 @@ func (g *guard) shut() <-chan struct{} {
 		g.empty = make(chan struct{})
 	}
 	return g.empty
-}
-
-// drain shuts the guard and waits until nobody is inside or ctx ends.
-func (g *guard) drain(ctx context.Context) error {
-	empty := g.shut()
-	select {
-	case <-empty:
-		return nil
-	default:
-	}
-	select {
-	case <-empty:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -104,7 +104,7 @@ func introduce(c net.Conn, me identity, p purpose, session uint64, deadline time
 	}
 	h := hello{Min: minVersion, Max: maxVersion, Purpose: p, Incarnation: me.Incarnation, Session: session, Name: me.Name}
 	_, _ = rand.Read(h.Nonce[:]) // never fails
-	if _, err := c.Write(appendFrame(nil, frame{Type: frameHello, Body: h.encode()})); err != nil {
+	if _, err := c.Write(encodeFrame(frame{Type: frameHello, Body: h.encode()})); err != nil {
 		return accepted{}, err
 	}
 	body, err := expect(c, frameChallenge)
@@ -125,7 +125,7 @@ func introduce(c net.Conn, me identity, p purpose, session uint64, deadline time
 		return accepted{}, &RefusedError{Code: RefusedSelf, Text: "the address leads back to this engine"}
 	}
 	mine := proof(me.Token, "dial", version, &h, a.Incarnation, nonce)
-	if _, err := c.Write(appendFrame(nil, frame{Type: frameProof, Body: mine})); err != nil {
+	if _, err := c.Write(encodeFrame(frame{Type: frameProof, Body: mine})); err != nil {
 		return accepted{}, err
 	}
 	if body, err = expect(c, frameAccept); err != nil {
@@ -184,7 +184,7 @@ func challenge(c net.Conn, me identity, deadline time.Time) (h hello, accept fun
 	b := append([]byte{version}, me.Incarnation[:]...)
 	b = append(b, nonce[:]...)
 	b = appendText(b, me.Name, maxName)
-	if _, err := c.Write(appendFrame(nil, frame{Type: frameChallenge, Body: b})); err != nil {
+	if _, err := c.Write(encodeFrame(frame{Type: frameChallenge, Body: b})); err != nil {
 		return hello{}, nil, err
 	}
 	if f, err = readFrame(c, maxHello); err != nil {
@@ -198,7 +198,7 @@ func challenge(c net.Conn, me identity, deadline time.Time) (h hello, accept fun
 	}
 	return h, func(session uint64) []byte {
 		b := proof(me.Token, "listen", version, &h, me.Incarnation, nonce)
-		return appendFrame(nil, frame{Type: frameAccept, Body: binary.LittleEndian.AppendUint64(b, session)})
+		return encodeFrame(frame{Type: frameAccept, Body: binary.LittleEndian.AppendUint64(b, session)})
 	}, nil
 }
 

@@ -375,7 +375,7 @@ func (h *Host) settle(c net.Conn) {
 // greet is the goroutine of an incoming connection: it carries out the
 // handshake and then serves c according to its purpose.
 func (h *Host) greet(c net.Conn) {
-	defer c.Close()
+	defer func() { _ = c.Close() }()
 	hi, accept, err := challenge(c, h.me, time.Now().Add(h.limits.Handshake))
 	h.settle(c)
 	if err != nil {
@@ -416,7 +416,7 @@ func (h *Host) refuse(c net.Conn, err error) {
 		return // it ended, or was silent for too long
 	}
 	h.cfg.Log.Warn("refusing a connection", "from", c.RemoteAddr().String(), "error", err)
-	_, _ = c.Write(appendFrame(nil, frame{Type: frameError, Body: appendError(nil, err)}))
+	_, _ = c.Write(encodeFrame(frame{Type: frameError, Body: encodeError(err)}))
 }
 
 func (h *Host) session(id uint64, incarnation [16]byte) *serverConn {

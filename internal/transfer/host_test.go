@@ -81,6 +81,8 @@ func TestCallsAndNotices(t *testing.T) {
 	if err := p.Notify(t.Context(), []byte("n1")); err != nil {
 		t.Error(err)
 	}
+	mu.Lock()
+	defer mu.Unlock()
 	if len(got) != 1 || got[0] != "reader:n1" { // acknowledged: it is there already
 		t.Errorf("notices %q", got)
 	}
@@ -167,7 +169,7 @@ func TestListenerMustProveTheToken(t *testing.T) {
 		if accept != nil {
 			panic("the token was accepted")
 		}
-		_, _ = c.Write(appendFrame(nil, frame{Type: frameAccept, Body: make([]byte, 40)}))
+		_, _ = c.Write(encodeFrame(frame{Type: frameAccept, Body: make([]byte, 40)}))
 		b, _ := io.ReadAll(c)
 		rest <- b
 	}()
@@ -261,10 +263,10 @@ func TestGarbageConnectionsHurtNobody(t *testing.T) {
 		[]byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
 		{1, 0, 0},
 		appendHead(nil, frame{Type: frameHello}, 1<<31),
-		appendFrame(nil, frame{Type: frameCall, Body: []byte("before the proof")}),
-		appendFrame(nil, frame{Type: frameHello, Body: []byte("TNDM")}),
-		appendFrame(nil, frame{Type: frameHello, Body: old.encode()}),
-		append(appendFrame(nil, frame{Type: frameHello, Body: hi.encode()}), appendFrame(nil, frame{Type: frameProof, Body: make([]byte, 32)})...),
+		encodeFrame(frame{Type: frameCall, Body: []byte("before the proof")}),
+		encodeFrame(frame{Type: frameHello, Body: []byte("TNDM")}),
+		encodeFrame(frame{Type: frameHello, Body: old.encode()}),
+		append(encodeFrame(frame{Type: frameHello, Body: hi.encode()}), encodeFrame(frame{Type: frameProof, Body: make([]byte, 32)})...),
 	}
 	var conns []net.Conn
 	for i := range 1000 {
@@ -322,7 +324,7 @@ func TestBadFrameClosesOnlyItsConnection(t *testing.T) {
 	}
 	for _, b := range [][]byte{
 		appendHead(nil, frame{Type: frameCall}, MaxBody+1),
-		appendFrame(nil, frame{Type: frameAnswer}),
+		encodeFrame(frame{Type: frameAnswer}),
 		appendHead(nil, frame{Type: 77}, 0),
 	} {
 		bad := owner.Stats().BadFrames
@@ -418,7 +420,7 @@ func TestSilentConnectionEnds(t *testing.T) {
 		wg.Go(func() { // pings for ten seconds
 			for range 10 {
 				<-time.After(time.Second)
-				_, _ = b.Write(appendFrame(nil, frame{Type: framePing}))
+				_, _ = b.Write(encodeFrame(frame{Type: framePing}))
 			}
 		})
 		start := time.Now()

@@ -16,6 +16,7 @@ type link struct {
 	out    chan []byte
 	done   chan struct{} // closed by end
 	once   sync.Once
+	before func() // or nil; called once, before done is closed
 }
 
 func newLink(c net.Conn, limits Limits) *link {
@@ -25,6 +26,9 @@ func newLink(c net.Conn, limits Limits) *link {
 // end closes the connection, which ends both loops.
 func (l *link) end() {
 	l.once.Do(func() {
+		if l.before != nil {
+			l.before()
+		}
 		close(l.done)
 		_ = l.conn.Close()
 	})
@@ -52,7 +56,7 @@ func (l *link) send(b []byte, giveUp <-chan struct{}) bool {
 // frames wait, and a ping when none did for a while. It ends with the link.
 func (l *link) write() {
 	defer l.end()
-	ping := appendFrame(nil, frame{Type: framePing})
+	ping := encodeFrame(frame{Type: framePing})
 	tick := time.NewTimer(l.limits.KeepAlive)
 	defer tick.Stop()
 	buffers := make([][]byte, 0, cap(l.out)+1)

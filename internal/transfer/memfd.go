@@ -33,7 +33,7 @@ func (h *Host) serveDescriptors(c net.Conn, s *serverConn) {
 	}
 	if err := h.sendDescriptors(u, f.ID, rank, epoch); err != nil {
 		h.cfg.Log.Warn("refusing descriptors", "peer", s.caller.Name, "error", err)
-		_, _ = c.Write(appendFrame(nil, frame{Type: frameError, ID: f.ID, Body: appendError(nil, err)}))
+		_, _ = c.Write(encodeFrame(frame{Type: frameError, ID: f.ID, Body: encodeError(err)}))
 	}
 }
 
@@ -70,7 +70,7 @@ func (h *Host) sendDescriptors(u *net.UnixConn, id uint64, rank uint16, epoch ui
 		}
 		files = append(files, ro)
 	}
-	answer := appendFrame(nil, frame{Type: frameAnswer, ID: id})
+	answer := encodeFrame(frame{Type: frameAnswer, ID: id})
 	_, _, err = u.WriteMsgUnix(answer, unix.UnixRights(int(files[0].Fd()), int(files[1].Fd())), nil)
 	return err
 }
@@ -81,7 +81,7 @@ func (r *Remote) fetch(ctx context.Context, d *description) (*view, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reaching the unix socket: %w", err)
 	}
-	defer c.Close()
+	defer func() { _ = c.Close() }()
 	if who.Incarnation != d.Incarnation {
 		return nil, &ProtocolError{What: "the unix socket is another engine's"}
 	}
@@ -95,7 +95,7 @@ func (r *Remote) fetch(ctx context.Context, d *description) (*view, error) {
 	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
 	body := binary.LittleEndian.AppendUint16(nil, d.Rank)
 	body = binary.LittleEndian.AppendUint64(body, d.Epoch)
-	if _, err := c.Write(appendFrame(nil, frame{Type: frameCall, Kind: kindDescriptor, ID: 1, Body: body})); err != nil {
+	if _, err := c.Write(encodeFrame(frame{Type: frameCall, Kind: kindDescriptor, ID: 1, Body: body})); err != nil {
 		return nil, err
 	}
 	files, err := receiveFiles(u)

@@ -17,6 +17,8 @@ type Peer struct {
 	link *link
 	who  accepted
 
+	slots chan struct{} // holds one token for each call in flight
+
 	holders int // guarded by the dialer's mu
 
 	mu      sync.Mutex
@@ -64,7 +66,30 @@ func (p *Peer) Notify(ctx context.Context, body []byte) error {
 	return nil
 }
 
+// call waits in line while Limits.Calls calls are in flight, so that the other
+// side does not refuse them.
 func (p *Peer) call(ctx context.Context, kind Kind, body []byte) ([]byte, error) {
+	if err := p.enter(ctx); err != nil {
+		return nil, err
+	}
+	return p.exchange(ctx, kind, body)
+}
+
+func (p *Peer) enter(ctx context.Context) error {
+	select {
+	case p.slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-p.link.done:
+		return ErrPeerGone
+	}
+}
+
+// exchange sends one call and waits for its answer. The caller has entered; it
+// has left when exchange returns.
+func (p *Peer) exchange(ctx context.Context, kind Kind, body []byte) ([]byte, error) {
+	defer func() { <-p.slots }()
 	if len(body) > MaxBody {
 		return nil, &BoundsError{What: fmt.Sprintf("body of %d bytes, at most %d", len(body), MaxBody)}
 	}
@@ -83,7 +108,7 @@ func (p *Peer) call(ctx context.Context, kind Kind, body []byte) ([]byte, error)
 		defer p.mu.Unlock()
 		delete(p.waiting, id)
 	}()
-	if !p.link.send(appendFrame(nil, frame{Type: frameCall, Kind: kind, ID: id, Body: body}), ctx.Done()) {
+	if !p.link.send(encodeFrame(frame{Type: frameCall, Kind: kind, ID: id, Body: body}), ctx.Done()) {
 		if err := context.Cause(ctx); err != nil {
 			return nil, err
 		}
@@ -132,7 +157,6 @@ func (p *Peer) run() {
 	p.ended = true
 	p.mu.Unlock()
 	p.link.end()
-	p.host.dials.forget(p)
 	wg.Wait()
 }
 

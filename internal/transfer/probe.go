@@ -86,7 +86,7 @@ func (r *Remote) measureStream(ctx context.Context) (float64, error) {
 	best := 0.0
 	for range 2 {
 		start := time.Now()
-		if _, err = c.Write(appendFrame(nil, frame{Type: frameCall, Kind: kindProbe, ID: 1})); err != nil {
+		if _, err = c.Write(encodeFrame(frame{Type: frameCall, Kind: kindProbe, ID: 1})); err != nil {
 			break
 		}
 		var f frame

@@ -119,7 +119,6 @@ func checkPattern(b []byte, epoch uint64, tile int32) error {
 // A process is an owner in another process and a reader here.
 type process struct {
 	cmd     *exec.Cmd
-	in      io.Closer
 	addr    string
 	raw     string // of the raw stream
 	host    *Host

@@ -227,7 +227,13 @@ func (r *Read) move(ctx context.Context) error {
 	if v == nil {
 		return remote.stream(ctx, r, &q, mem.Bytes)
 	}
-	if _, err := remote.peer.call(ctx, kindBegin, q.encode()); err != nil {
+	r.waiting.Store(true)
+	err = remote.peer.enter(ctx)
+	r.waiting.Store(false)
+	if err != nil {
+		return err
+	}
+	if _, err := remote.peer.exchange(ctx, kindBegin, q.encode()); err != nil {
 		return err
 	}
 	r.setup.Store(int64(time.Since(r.posted)))

@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestReadMovesTiles(t *testing.T) {
@@ -227,5 +229,47 @@ func TestManyTilesPostAtOnce(t *testing.T) {
 			}
 			p.equal(t, local, remote)
 		})
+	}
+}
+
+// Many reads at once share the copiers and the calls in flight.
+func TestManyReadsAtOnce(t *testing.T) {
+	for _, path := range paths {
+		t.Run(path, func(t *testing.T) {
+			p := newPair(t, pairOption{path: path, geometry: Geometry{Tiles: 256, TileBytes: 4096}})
+			pl := p.plan(t)
+			local, remote := lists(256, 256)
+			var reads []*Read
+			for i := range local {
+				reads = append(reads, pl.Read(t.Context(), ReadRequest{Epoch: 1, Local: local[i : i+1], Remote: remote[i : i+1]}))
+			}
+			for _, r := range reads {
+				if err := finish(t, r); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p.equal(t, local, remote)
+		})
+	}
+}
+
+func TestIdleAgentUsesNoProcessor(t *testing.T) {
+	for _, path := range paths {
+		p := newPair(t, pairOption{path: path})
+		if err := finish(t, p.plan(t).Read(t.Context(), ReadRequest{Epoch: 1, Local: []int32{1}, Remote: []int32{1}})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	used := func() time.Duration {
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	before := used()
+	<-time.After(300 * time.Millisecond)
+	if d := used() - before; d > 15*time.Millisecond {
+		t.Errorf("%v of processor time in 300 ms", d)
 	}
 }

@@ -51,7 +51,7 @@ func (d *dataConn) write(b ...[]byte) error {
 }
 
 func (d *dataConn) fail(id uint64, err error) error {
-	return d.write(appendFrame(nil, frame{Type: frameError, ID: id, Body: appendError(nil, err)}))
+	return d.write(encodeFrame(frame{Type: frameError, ID: id, Body: encodeError(err)}))
 }
 
 // serveData is the rest of the goroutine of an incoming data connection.
@@ -110,10 +110,10 @@ const maxVectors = 4096
 func (d *dataConn) stream(id uint64, r *Region, mem []byte, tiles []int32, s Strides) error {
 	each := max(1, min(segment/s.bytes(), maxVectors/s.Pieces))
 	vectors := make([][]byte, 0, min(each, len(tiles))*s.Pieces+2)
-	vectors = append(vectors, appendFrame(nil, frame{Type: frameAnswer, ID: id}))
+	vectors = append(vectors, encodeFrame(frame{Type: frameAnswer, ID: id}))
 	for len(tiles) > 0 {
 		if !r.guard.isOpen() {
-			return d.write(append(vectors, appendFrame(nil, frame{Type: frameError, ID: id, Body: appendError(nil, ErrReleased)}))...)
+			return d.write(append(vectors, encodeFrame(frame{Type: frameError, ID: id, Body: encodeError(ErrReleased)}))...)
 		}
 		n := min(each, len(tiles))
 		vectors = append(vectors, appendHead(nil, frame{Type: frameData, ID: id}, n*s.bytes()))

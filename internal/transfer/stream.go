@@ -76,7 +76,7 @@ func (r *Remote) stream(ctx context.Context, rd *Read, q *readRequest, local []b
 // receive carries out one framed read. clean says that the connection can be
 // used for another.
 func (r *Remote) receive(c net.Conn, rd *Read, q *readRequest, local []byte) (clean bool, err error) {
-	if _, err := c.Write(appendFrame(nil, frame{Type: frameCall, Kind: kindRead, ID: 1, Body: q.encode()})); err != nil {
+	if _, err := c.Write(encodeFrame(frame{Type: frameCall, Kind: kindRead, ID: 1, Body: q.encode()})); err != nil {
 		return false, err
 	}
 	sc, ok := c.(syscall.Conn)

@@ -79,8 +79,8 @@ const (
 	codeProtocol = 5 // text
 )
 
-// appendError encodes err as the body of an error frame.
-func appendError(b []byte, err error) []byte {
+// encodeError encodes err as the body of an error frame.
+func encodeError(err error) []byte {
 	var (
 		epoch    *EpochError
 		bounds   *BoundsError
@@ -89,23 +89,23 @@ func appendError(b []byte, err error) []byte {
 	)
 	switch {
 	case errors.Is(err, ErrReleased):
-		return append(b, codeReleased)
+		return []byte{codeReleased}
 	case errors.As(err, &epoch):
-		b = binary.LittleEndian.AppendUint64(append(b, codeEpoch), epoch.Have)
+		b := binary.LittleEndian.AppendUint64([]byte{codeEpoch}, epoch.Have)
 		return binary.LittleEndian.AppendUint64(b, epoch.Want)
 	case errors.As(err, &bounds):
-		return appendText(append(b, codeBounds), bounds.What, maxErrText)
+		return appendText([]byte{codeBounds}, bounds.What, maxErrText)
 	case errors.As(err, &protocol):
-		return appendText(append(b, codeProtocol), protocol.What, maxErrText)
+		return appendText([]byte{codeProtocol}, protocol.What, maxErrText)
 	case errors.As(err, &refused):
-		b = appendText(append(b, codeRefused), refused.Code, maxErrCode)
+		b := appendText([]byte{codeRefused}, refused.Code, maxErrCode)
 		return appendText(b, refused.Text, maxErrText)
 	}
-	b = appendText(append(b, codeRefused), RefusedFault, maxErrCode)
+	b := appendText([]byte{codeRefused}, RefusedFault, maxErrCode)
 	return appendText(b, err.Error(), maxErrText)
 }
 
-// decodeError is the inverse of appendError.
+// decodeError is the inverse of encodeError.
 func decodeError(body []byte) error {
 	r := reader{b: body}
 	var err error
