@@ -33,10 +33,15 @@ type Config struct {
 	Parallel        int           // flows of one request at once; 0: 8
 	Retries         int           // per flow, before the first byte
 	WriteTimeout    time.Duration // one write to a client; 0: 30 s
-	Log             *slog.Logger
-	Metrics         Metrics
-	MetricsHandler  http.Handler // serves /metrics; nil: 404
-	Version         string
+
+	// SaltHeader names a request header that a trusted edge sets for each tenant;
+	// "": none. Its value takes the place of the client's cache_salt on both legs.
+	SaltHeader string
+
+	Log            *slog.Logger
+	Metrics        Metrics
+	MetricsHandler http.Handler // serves /metrics; nil: 404
+	Version        string
 }
 
 // Metrics is told what happened; every field may be nil.

@@ -87,6 +87,9 @@ func (r *Router) parse(w http.ResponseWriter, q *http.Request) (*call, *failure)
 	if v, ok := body.Get("kv_transfer_params"); ok && !empty(v) {
 		return c, bad("kv_transfer_params", "kv_transfer_params are made by engines and carried by the router; a client may not send them")
 	}
+	if fail := c.salt(q); fail != nil {
+		return c, fail
+	}
 	c.stream = c.flag("stream")
 	if v, ok := body.Get("stream_options"); ok {
 		var o struct {
@@ -114,6 +117,28 @@ func (r *Router) parse(w http.ResponseWriter, q *http.Request) (*call, *failure)
 		}
 	}
 	return c, nil
+}
+
+// salt puts the edge's cache salt into the body, whatever the client wrote.
+func (c *call) salt(q *http.Request) *failure {
+	if c.r.cfg.SaltHeader == "" {
+		return nil
+	}
+	v := q.Header.Get(c.r.cfg.SaltHeader)
+	if v == "" {
+		return bad("cache_salt", "the edge in front of this router did not set %s", c.r.cfg.SaltHeader)
+	}
+	value, err := json.Marshal(v)
+	if err != nil {
+		return bad("cache_salt", "the header %s is no text", c.r.cfg.SaltHeader)
+	}
+	raw := c.body.Edit(openai.Edit{Key: "cache_salt", Value: value})
+	body, err := openai.ParseBody(raw)
+	if err != nil {
+		return bad("", "the body cannot be edited")
+	}
+	c.raw, c.body = raw, body
+	return nil
 }
 
 // flag reports whether a key is true.
