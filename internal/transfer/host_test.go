@@ -252,7 +252,7 @@ func TestSocketDirectoryMustBePrivate(t *testing.T) {
 }
 
 func TestGarbageConnectionsHurtNobody(t *testing.T) {
-	owner := startHost(t, HostConfig{}, func(h *Host) { h.Handle(kindEcho, echo) })
+	owner := startHost(t, HostConfig{Limits: Limits{Pending: 32}}, func(h *Host) { h.Handle(kindEcho, echo) })
 	reader := startHost(t, HostConfig{}, nil)
 	before := settled(t, owner, reader)
 	hi := hello{Min: 1, Max: 1, Purpose: forCalls, Incarnation: [16]byte{1}}
@@ -289,7 +289,7 @@ func TestGarbageConnectionsHurtNobody(t *testing.T) {
 		t.Errorf("the good handshake took %v", d)
 	}
 	s := owner.Stats()
-	if s.BadFrames < 300 || s.Refused < 200 || s.Accepted != 2 {
+	if s.Evicted < 50 || s.BadFrames < 300 || s.Refused < 200 || s.Accepted != 2 {
 		t.Errorf("%+v", s)
 	}
 	for _, c := range conns {
