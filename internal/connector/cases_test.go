@@ -2,6 +2,7 @@ package connector
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -54,4 +55,40 @@ func TestEveryFactorIsRefusedByName(t *testing.T) {
 		t.Fatalf("other ranks, blocks, pool and threads: %+v", r)
 	}
 	sameKV(t, p, d, pb, db, 0, 2)
+}
+
+// H079: a hand-off of another version is refused with both versions; one that
+// lacks a key names it; keys to come change nothing.
+func TestVersionSkewIsNamed(t *testing.T) {
+	own := fmt.Sprint(HandoffVersion)
+	for _, c := range []struct {
+		name  string
+		edit  func(map[string]any)
+		wants []string
+	}{
+		{"the next version", func(m map[string]any) { m[FieldVersion] = HandoffVersion + 1 }, []string{FieldVersion, fmt.Sprint(HandoffVersion + 1), own}},
+		{"a version far ahead", func(m map[string]any) { m[FieldVersion] = 900 }, []string{FieldVersion, "900", own}},
+		{"version zero", func(m map[string]any) { m[FieldVersion] = 0 }, []string{FieldVersion, "0 is not", own}},
+		{"no version", func(m map[string]any) { delete(m, FieldVersion) }, []string{FieldVersion}},
+		{"a key renamed", func(m map[string]any) { m["remote_lease_id"] = m[FieldLease]; delete(m, FieldLease) }, []string{FieldLease}},
+		{"a key of another type", func(m map[string]any) { m[FieldTokens] = "48" }, []string{FieldTokens}},
+	} {
+		m := object(t, sampleHandoff())
+		c.edit(m)
+		h, err := ParseHandoff(text(t, m))
+		if err == nil || h != nil {
+			t.Errorf("%s: accepted", c.name)
+			continue
+		}
+		for _, want := range c.wants {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %q lacks %q", c.name, err, want)
+			}
+		}
+	}
+	m := object(t, sampleHandoff())
+	m["remote_key_of_tomorrow"] = map[string]any{"x": []int{1}}
+	if h, err := ParseHandoff(text(t, m)); err != nil || !h.Vouched([]byte(testToken)) {
+		t.Errorf("a key to come: %v", err)
+	}
 }

@@ -179,3 +179,31 @@ func TestCacheSalt(t *testing.T) {
 		t.Errorf("empty salt: %d %s", a.status, a.raw)
 	}
 }
+
+// H068: what a template refuses is the client's to mend, in the template's
+// words; what its messages lack is named.
+func TestTemplateThatRaises(t *testing.T) {
+	r := start(t, sim.Config{}, engine.Config{}, Config{})
+	strict, err := chat.Parse(`{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must take turns') }}{% endif %}{{ m.content }}{% endfor %}`, chat.Specials{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.server.cfg.Template = strict // nobody has asked yet
+	const u, a = `{"role":"user","content":"a"}`, `{"role":"assistant","content":"b"}`
+	for messages, want := range map[string]string{
+		"[" + u + "]": "", "[" + u + "," + a + "," + u + "]": "",
+		"[" + u + "," + u + "]": "roles must take turns", "[" + a + "]": "roles must take turns",
+		"[]": "messages", `[{"content":"a"}]`: "messages[0].role", `[{"role":"user","content":7}]`: "messages[0].content",
+		`[{"role":"user","content":[{"type":"image_url"}]}]`: "messages[0].content[0].type",
+	} {
+		for _, path := range []string{"/v1/chat/completions", "/tokenize"} {
+			got := r.post(path, object("messages", messages, "max_tokens", "1"))
+			if path == "/tokenize" && messages == "[]" {
+				continue // an empty conversation has tokens of its own
+			}
+			if want == "" && got.status != http.StatusOK || want != "" && (got.status != http.StatusBadRequest || !strings.Contains(string(got.raw), want)) {
+				t.Errorf("%s %s: %d %s, want %q", path, messages, got.status, got.raw, want)
+			}
+		}
+	}
+}
