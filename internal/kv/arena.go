@@ -3,6 +3,8 @@ package kv
 import (
 	"fmt"
 	"os"
+
+	"golang.org/x/sys/unix"
 )
 
 // An Arena is the KV memory of one rank: Blocks blocks in one piece, laid out
@@ -35,6 +37,12 @@ func NewArena(l Layout, blocks int) (*Arena, error) {
 	if int64(blocks) > (1<<62)/int64(l.BlockBytes()) {
 		return nil, fmt.Errorf("kv: arena of %d blocks of %d bytes: too large", blocks, l.BlockBytes())
 	}
+	// A memory file of any length can be made; it fails where nothing can be done
+	// about it, when its pages are written.
+	if have := machineMemory(); have > 0 && uint64(blocks*l.BlockBytes()) > have {
+		return nil, fmt.Errorf("kv: arena of %d blocks of %d bytes: %d MiB are more than the %d MiB of this machine",
+			blocks, l.BlockBytes(), blocks*l.BlockBytes()>>20, have>>20)
+	}
 	mem, err := mapMemory(blocks * l.BlockBytes())
 	if err != nil {
 		return nil, fmt.Errorf("kv: mapping an arena of %d bytes: %w", blocks*l.BlockBytes(), err)
@@ -45,6 +53,16 @@ func NewArena(l Layout, blocks int) (*Arena, error) {
 		mem:    mem,
 		sums:   make([]uint64, blocks*l.BlockTiles*l.Heads),
 	}, nil
+}
+
+// machineMemory returns the bytes of memory that the machine has, 0 when it does
+// not say.
+func machineMemory() uint64 {
+	var s unix.Sysinfo_t
+	if unix.Sysinfo(&s) != nil {
+		return 0
+	}
+	return s.Totalram * uint64(s.Unit)
 }
 
 // Layout returns the geometry of a.

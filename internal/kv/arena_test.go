@@ -61,11 +61,12 @@ func TestArenaGeometry(t *testing.T) {
 func TestArenaRefuses(t *testing.T) {
 	good := Layout{Layers: 1, Heads: 1, HeadDim: 16, BlockTiles: 1}
 	for name, edit := range map[string]func(*Layout, *int){
-		"no blocks":     func(_ *Layout, n *int) { *n = 0 },
-		"no layers":     func(l *Layout, _ *int) { l.Layers = 0 },
-		"three tiles":   func(l *Layout, _ *int) { l.BlockTiles = 3 },
-		"too many":      func(_ *Layout, n *int) { *n = 1 << 32 },
-		"past the word": func(l *Layout, n *int) { l.HeadDim, *n = 1<<40, 1<<30 },
+		"no blocks":      func(_ *Layout, n *int) { *n = 0 },
+		"no layers":      func(l *Layout, _ *int) { l.Layers = 0 },
+		"three tiles":    func(l *Layout, _ *int) { l.BlockTiles = 3 },
+		"too many":       func(_ *Layout, n *int) { *n = 1 << 32 },
+		"no such memory": func(l *Layout, n *int) { l.BlockTiles, l.Layers, *n = 1, 1<<10, 1<<30 },
+		"past the word":  func(l *Layout, n *int) { l.HeadDim, *n = 1<<40, 1<<30 },
 	} {
 		l, n := good, 4
 		edit(&l, &n)
