@@ -15,8 +15,8 @@ import (
 type proxy struct {
 	l      net.Listener
 	to     string
-	left   atomic.Int64 // bytes towards the reader before the fault; negative: no fault
-	cut    atomic.Bool  // instead of stalling
+	left   atomic.Int64  // bytes towards the reader before the fault; negative: no fault
+	cut    atomic.Bool   // instead of stalling
 	resume chan struct{} // closed by goOn
 	once   sync.Once
 	wg     sync.WaitGroup
