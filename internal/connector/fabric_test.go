@@ -390,7 +390,7 @@ func (e *testEngine) report(t *testing.T) LoadReport {
 	select {
 	case r := <-e.Reports():
 		return r
-	case <-time.After(10 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatal("no report")
 		return LoadReport{}
 	}
@@ -402,7 +402,7 @@ func (e *testEngine) freedBlocks(t *testing.T) []kv.BlockID {
 	select {
 	case b := <-e.Freed():
 		return b
-	case <-time.After(5 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatalf("no lease ended: %+v", e.Status().Leases)
 		return nil
 	}

@@ -8,7 +8,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"tandem/internal/kv"
@@ -16,51 +18,51 @@ import (
 
 func TestSilentPeerEndsEveryWaiterAtTheDeadline(t *testing.T) {
 	for _, n := range []int{1, 20} {
-		f := newFabric()
-		var hole sync.Mutex
-		silent := true
-		f.onDial = func(ctx context.Context, _ string) error {
-			hole.Lock()
-			s := silent
-			hole.Unlock()
-			if s {
-				<-ctx.Done()
-				return ctx.Err()
-			}
-			return nil
+		synctest.Test(t, func(t *testing.T) { silentPeer(t, n) })
+	}
+}
+
+func silentPeer(t *testing.T, waiters int) {
+	const limit = 200 * time.Millisecond
+	start := time.Now()
+	var silent atomic.Bool
+	var dials atomic.Int64 // before the deadline; later ones give leases back
+	silent.Store(true)
+	f := newFabric()
+	f.onDial = func(ctx context.Context, _ string) error {
+		if time.Since(start) < limit {
+			dials.Add(1)
 		}
-		p := f.engine(t, "p:1", 1, 1, 8)
-		d := f.engine(t, "d:1", 1, 1, 64, func(c *Config) {
-			c.HandshakeTimeout, c.ReturnTimeout = 200*time.Millisecond, 100*time.Millisecond
+		if silent.Load() {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return nil
+	}
+	p := f.engine(t, "p:1", 1, 1, 8)
+	d := f.engine(t, "d:1", 1, 1, 64, func(c *Config) { c.HandshakeTimeout = limit })
+	tokens := prompt(32, 1)
+	h, pb := p.grant(t, tokens, 7)
+	for i := range waiters {
+		d.Load(LoadSpec{
+			ID: kv.RequestID(fmt.Sprint(i)), Handoff: h, Prompt: tokens, Local: d.blocksFor(32, 2*i+1), ToTile: 2,
 		})
-		tokens := prompt(32, 1)
-		h, pb := p.grant(t, tokens, 7)
-		start := time.Now()
-		for i := range n {
-			d.Load(LoadSpec{
-				ID: kv.RequestID(fmt.Sprint(i)), Handoff: h, Prompt: tokens, Local: d.blocksFor(32, 2*i+1), ToTile: 2,
-			})
-		}
-		for range n {
-			if r := d.report(t); r.Err == nil || r.Err.Class != ClassHandshake || len(r.Invalid) != 2 {
-				t.Fatalf("%+v", r)
-			}
-		}
-		if took := time.Since(start); took > 500*time.Millisecond {
-			t.Fatalf("%d waiters after %v", n, took)
-		}
-		if got := f.dials.Load(); got != 1 {
-			t.Fatalf("%d handshakes for %d waiters", got, n)
-		}
-		hole.Lock()
-		silent = false
-		hole.Unlock()
-		db := d.blocksFor(32, 60)
-		if r := d.load(t, "later", h, tokens, db); r.Err != nil {
+	}
+	for range waiters {
+		if r := d.report(t); r.Err == nil || r.Err.Class != ClassHandshake || len(r.Invalid) != 2 || r.Duration != limit {
 			t.Fatalf("%+v", r)
 		}
-		sameKV(t, p, d, pb, db, 0, 2)
 	}
+	if got := dials.Load(); got != 1 {
+		t.Fatalf("%d handshakes for %d waiters", got, waiters)
+	}
+	<-time.After(d.cfg.ReturnTimeout + limit) // every return has given up
+	silent.Store(false)
+	db := d.blocksFor(32, 60)
+	if r := d.load(t, "later", h, tokens, db); r.Err != nil {
+		t.Fatalf("%+v", r)
+	}
+	sameKV(t, p, d, pb, db, 0, 2)
 }
 
 func TestAddressOfAnotherEngineReadsNothing(t *testing.T) {
@@ -139,74 +141,72 @@ func TestIncompatiblePeerNamesTheFactor(t *testing.T) {
 }
 
 func TestSlowPeerDelaysNobodyElse(t *testing.T) {
-	f := newFabric()
-	f.onDial = func(ctx context.Context, addr string) error {
-		if addr == "slow:1" {
-			<-ctx.Done()
-			return ctx.Err()
+	synctest.Test(t, func(t *testing.T) {
+		f := newFabric()
+		f.onDial = func(ctx context.Context, addr string) error {
+			if addr == "slow:1" {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
 		}
-		return nil
-	}
-	slow, p := f.engine(t, "slow:1", 1, 1, 8), f.engine(t, "p:1", 1, 1, 64)
-	d := f.engine(t, "d:1", 1, 1, 64, func(c *Config) { c.ReturnTimeout = 50 * time.Millisecond })
-	tokens := prompt(32, 1)
-	hs, _ := slow.grant(t, tokens, 7)
-	d.Load(LoadSpec{ID: "slow", Handoff: hs, Prompt: tokens, Local: d.blocksFor(32, 63), ToTile: 2})
-	start := time.Now()
-	for i := range 20 {
-		h, _ := p.grant(t, tokens, 2*i+1)
-		d.Load(LoadSpec{
-			ID: kv.RequestID(fmt.Sprint(i)), Handoff: h, Prompt: tokens, Local: d.blocksFor(32, 2*i+1), ToTile: 2,
-		})
-	}
-	for range 20 {
-		if r := d.report(t); r.ID == "slow" || r.Err != nil {
+		slow, p := f.engine(t, "slow:1", 1, 1, 8), f.engine(t, "p:1", 1, 1, 64)
+		d := f.engine(t, "d:1", 1, 1, 64)
+		tokens := prompt(32, 1)
+		hs, _ := slow.grant(t, tokens, 7)
+		d.Load(LoadSpec{ID: "slow", Handoff: hs, Prompt: tokens, Local: d.blocksFor(32, 63), ToTile: 2})
+		for i := range 20 {
+			h, _ := p.grant(t, tokens, 2*i+1)
+			d.Load(LoadSpec{
+				ID: kv.RequestID(fmt.Sprint(i)), Handoff: h, Prompt: tokens, Local: d.blocksFor(32, 2*i+1), ToTile: 2,
+			})
+		}
+		for range 20 {
+			if r := d.report(t); r.ID == "slow" || r.Err != nil || r.Duration != 0 {
+				t.Fatalf("%+v", r)
+			}
+		}
+		if n := f.hellos.Load(); n != 1 {
+			t.Fatalf("%d handshakes with the healthy peer", n)
+		}
+		d.CancelLoad("slow")
+		if r := d.report(t); r.ID != "slow" || !r.Canceled {
 			t.Fatalf("%+v", r)
 		}
-	}
-	if took := time.Since(start); took > time.Second || f.hellos.Load() != 1 {
-		t.Fatalf("%v, %d handshakes with the healthy peer", took, f.hellos.Load())
-	}
-	d.CancelLoad("slow")
-	if r := d.report(t); r.ID != "slow" || !r.Canceled {
-		t.Fatalf("%+v", r)
-	}
+	})
 }
 
 func TestOneCutIsOverAtTheNextRequest(t *testing.T) {
-	f := newFabric()
-	cut := make(chan struct{})
-	f.onTile = func(ctx context.Context, _, i int) (bool, error) {
-		select {
-		case <-cut:
+	synctest.Test(t, func(t *testing.T) {
+		f := newFabric()
+		var over atomic.Bool
+		f.onTile = func(ctx context.Context, _, i int) (bool, error) {
+			if i == 1 && !over.Load() {
+				<-ctx.Done()
+				return false, ctx.Err()
+			}
 			return false, nil
-		default:
 		}
-		if i == 1 {
-			<-ctx.Done()
-			return false, ctx.Err()
+		p := f.engine(t, "p:1", 1, 1, 64)
+		d := f.engine(t, "d:1", 1, 1, 64, func(c *Config) { c.NoProgress = 160 * time.Millisecond })
+		tokens := prompt(32, 1)
+		for i := range 10 {
+			h, _ := p.grant(t, tokens, 2*i+1)
+			d.Load(LoadSpec{
+				ID: kv.RequestID(fmt.Sprint(i)), Handoff: h, Prompt: tokens, Local: d.blocksFor(32, 2*i+1), ToTile: 2,
+			})
 		}
-		return false, nil
-	}
-	p := f.engine(t, "p:1", 1, 1, 64)
-	d := f.engine(t, "d:1", 1, 1, 64, func(c *Config) { c.NoProgress = 150 * time.Millisecond })
-	tokens := prompt(32, 1)
-	for i := range 10 {
-		h, _ := p.grant(t, tokens, 2*i+1)
-		d.Load(LoadSpec{
-			ID: kv.RequestID(fmt.Sprint(i)), Handoff: h, Prompt: tokens, Local: d.blocksFor(32, 2*i+1), ToTile: 2,
-		})
-	}
-	for range 10 {
-		if r := d.report(t); r.Err == nil {
+		for range 10 {
+			if r := d.report(t); r.Err == nil || r.Err.Class != ClassTimeout || r.Valid != 1 {
+				t.Fatalf("%+v", r)
+			}
+		}
+		over.Store(true)
+		h, _ := p.grant(t, tokens, 31)
+		if r := d.load(t, "11", h, tokens, d.blocksFor(32, 31)); r.Err != nil || r.Duration != 0 {
 			t.Fatalf("%+v", r)
 		}
-	}
-	close(cut)
-	h, _ := p.grant(t, tokens, 31)
-	if r := d.load(t, "11", h, tokens, d.blocksFor(32, 31)); r.Err != nil {
-		t.Fatalf("%+v", r)
-	}
+	})
 }
 
 // TestDamagedReferencesNeverLoad sends hand-offs that the token vouches for, as a
@@ -376,31 +376,33 @@ func TestExpiredLeaseIsNeverRead(t *testing.T) {
 }
 
 func TestHeartbeatsKeepAWaitingLease(t *testing.T) {
-	f := newFabric()
-	short := func(c *Config) { c.LeaseDuration, c.Heartbeat = 300*time.Millisecond, 30*time.Millisecond }
-	p, d := f.engine(t, "p:1", 1, 1, 16, short), f.engine(t, "d:1", 1, 1, 16, short)
-	tokens := prompt(40, 1)
-	kept, kb := p.grant(t, tokens, 15)
-	left, lb := p.grant(t, tokens, 9)
-	d.Track(kept)
-	d.Track(left)
-	d.Untrack(left)
-	if got := p.freedBlocks(t); !slices.Equal(got, lb) {
-		t.Fatalf("freed %v first, want the one that nobody renews: %v", got, lb)
-	}
-	<-time.After(300 * time.Millisecond)
-	if r := d.load(t, "r", kept, tokens, d.blocksFor(40, 15)); r.Err != nil {
-		t.Fatalf("%+v", r)
-	}
-	if got := p.freedBlocks(t); !slices.Equal(got, kb) {
-		t.Fatal(got)
-	}
-	for d.Status().Tracked != 0 {
-		<-time.After(time.Millisecond)
-	}
-	if s := d.Status(); s.Loads != 0 || len(s.Peers) != 1 || s.Peers[0].State != "ready" {
-		t.Fatalf("%+v", s)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFabric()
+		short := func(c *Config) { c.LeaseDuration, c.Heartbeat = 300*time.Millisecond, 30*time.Millisecond }
+		p, d := f.engine(t, "p:1", 1, 1, 16, short), f.engine(t, "d:1", 1, 1, 16, short)
+		tokens := prompt(40, 1)
+		kept, kb := p.grant(t, tokens, 15)
+		left, lb := p.grant(t, tokens, 9)
+		d.Track(kept)
+		d.Track(left)
+		d.Untrack(left)
+		if got := p.freedBlocks(t); !slices.Equal(got, lb) {
+			t.Fatalf("freed %v first, want the one that nobody renews: %v", got, lb)
+		}
+		<-time.After(300 * time.Millisecond)
+		if r := d.load(t, "r", kept, tokens, d.blocksFor(40, 15)); r.Err != nil {
+			t.Fatalf("%+v", r)
+		}
+		if got := p.freedBlocks(t); !slices.Equal(got, kb) {
+			t.Fatal(got)
+		}
+		for d.Status().Tracked != 0 {
+			<-time.After(time.Millisecond)
+		}
+		if s := d.Status(); s.Loads != 0 || len(s.Peers) != 1 || s.Peers[0].State != "ready" {
+			t.Fatalf("%+v", s)
+		}
+	})
 }
 
 func TestReleaseByHandoff(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"tandem/internal/kv"
@@ -147,24 +148,28 @@ func TestTilesThatArrivedBeforeThePeerDiedAreKept(t *testing.T) {
 }
 
 func TestStallEndsAtTheNoProgressLimit(t *testing.T) {
+	const limit = 80 * time.Millisecond
+	const least, most = stallFactor * limit, stallFactor*limit + limit/8 // it looks 8 times a limit
 	for _, at := range []int{0, 1, 3, 6} {
-		f := newFabric()
-		p := f.engine(t, "p:1", 1, 1, 16)
-		d := f.engine(t, "d:1", 1, 1, 16, func(c *Config) { c.NoProgress = 60 * time.Millisecond })
-		f.onTile = func(ctx context.Context, _, i int) (bool, error) {
-			if i == at {
-				<-ctx.Done()
-				return false, ctx.Err()
+		synctest.Test(t, func(t *testing.T) {
+			f := newFabric()
+			p := f.engine(t, "p:1", 1, 1, 16)
+			d := f.engine(t, "d:1", 1, 1, 16, func(c *Config) { c.NoProgress = limit })
+			f.onTile = func(ctx context.Context, _, i int) (bool, error) {
+				if i == at {
+					<-ctx.Done()
+					return false, ctx.Err()
+				}
+				return false, nil
 			}
-			return false, nil
-		}
-		tokens := prompt(100, 1)
-		h, _ := p.grant(t, tokens, 15)
-		r := d.load(t, "r", h, tokens, d.blocksFor(100, 15))
-		if r.Err == nil || r.Err.Class != ClassTimeout || r.Valid != at || r.Duration > 400*time.Millisecond {
-			t.Fatalf("stall at %d: %+v", at, r)
-		}
-		p.freedBlocks(t)
+			tokens := prompt(100, 1)
+			h, _ := p.grant(t, tokens, 15)
+			r := d.load(t, "r", h, tokens, d.blocksFor(100, 15))
+			if r.Err == nil || r.Err.Class != ClassTimeout || r.Valid != at || r.Duration < least || r.Duration > most {
+				t.Fatalf("stall at %d: %+v", at, r)
+			}
+			p.freedBlocks(t)
+		})
 	}
 }
 
@@ -208,32 +213,32 @@ func TestCancelReportsOnlyWhenNothingCanLand(t *testing.T) {
 
 func TestCancelBeforeTheReadGivesTheLeaseBack(t *testing.T) {
 	for _, stage := range []kind{kindHello, kindClaim} {
-		f := newFabric()
-		reached := make(chan struct{}, 8)
-		hold := true
-		f.onCall = func(ctx context.Context, _ string, k kind) error {
-			if k == stage && hold {
-				reached <- struct{}{}
-				<-ctx.Done()
-				return ctx.Err()
+		synctest.Test(t, func(t *testing.T) {
+			f := newFabric()
+			reached := make(chan struct{}, 8)
+			f.onCall = func(ctx context.Context, _ string, k kind) error {
+				if k == stage {
+					reached <- struct{}{}
+					<-ctx.Done()
+					return ctx.Err()
+				}
+				return nil
 			}
-			return nil
-		}
-		p := f.engine(t, "p:1", 1, 1, 16)
-		d := f.engine(t, "d:1", 1, 1, 16, func(c *Config) { c.HandshakeTimeout = 100 * time.Millisecond })
-		tokens := prompt(64, 1)
-		h, _ := p.grant(t, tokens, 15)
-		d.Load(LoadSpec{ID: "r", Handoff: h, Prompt: tokens, Local: d.blocksFor(64, 15), ToTile: 4})
-		<-reached
-		d.CancelLoad("r")
-		if r := d.report(t); !r.Canceled || r.Valid != 0 {
-			t.Fatalf("%+v", r)
-		}
-		if stage == kindClaim {
-			p.freedBlocks(t)
-		}
-		if f.tiles.Load() != 0 {
-			t.Fatal("bytes were read")
-		}
+			p, d := f.engine(t, "p:1", 1, 1, 16), f.engine(t, "d:1", 1, 1, 16)
+			tokens := prompt(64, 1)
+			h, _ := p.grant(t, tokens, 15)
+			d.Load(LoadSpec{ID: "r", Handoff: h, Prompt: tokens, Local: d.blocksFor(64, 15), ToTile: 4})
+			<-reached
+			d.CancelLoad("r")
+			if r := d.report(t); !r.Canceled || r.Valid != 0 {
+				t.Fatalf("%+v", r)
+			}
+			if stage == kindClaim {
+				p.freedBlocks(t)
+			}
+			if f.tiles.Load() != 0 {
+				t.Fatal("bytes were read")
+			}
+		})
 	}
 }
