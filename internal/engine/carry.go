@@ -130,7 +130,7 @@ func (e *Engine) shut(cause error) {
 			if cause != nil {
 				delete(e.core.loads, r.ID)
 			} else {
-				e.core.loaded(r, now)
+				e.core.loaded(r)
 			}
 		case b := <-freed:
 			if cause == nil {

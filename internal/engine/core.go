@@ -190,7 +190,7 @@ func (c *core) apply(rows [][]float32, now time.Time) {
 	for i := range items {
 		ch := items[i].Tag.(*choice)
 		n := seqs[i].Logits
-		c.results = append(c.results, c.sampleSeq(ch, &seqs[i], items[i].Sample, rows[:n], now))
+		c.results = append(c.results, c.sampleSeq(ch, &seqs[i], items[i].Sample, rows[:n]))
 		rows = rows[n:]
 	}
 	for _, f := range c.sched.Apply(c.results) {

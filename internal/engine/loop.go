@@ -367,10 +367,9 @@ func (e *Engine) event(ev *event, now time.Time) {
 // reported takes a load report and those that came with it, and logs once how
 // many requests are computed here instead.
 func (e *Engine) reported(r connector.LoadReport, more <-chan connector.LoadReport) {
-	now := time.Now()
 	requests, tokens := 0, 0
 	for {
-		if n := e.core.loaded(r, now); n > 0 {
+		if n := e.core.loaded(r); n > 0 {
 			requests, tokens = requests+1, tokens+n
 		}
 		select {

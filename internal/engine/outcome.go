@@ -11,7 +11,7 @@ import (
 )
 
 // sampleSeq makes the result of one sequence of a step from its rows.
-func (c *core) sampleSeq(ch *choice, seq *kv.Seq, last bool, rows [][]float32, now time.Time) sched.Result {
+func (c *core) sampleSeq(ch *choice, seq *kv.Seq, last bool, rows [][]float32) sched.Result {
 	g := ch.g
 	if ch.index == 0 && g.req.PromptLogprobs >= 0 && len(g.prompt) < len(g.req.Prompt)-1 {
 		if err := c.probe(g, seq.Pos+len(seq.Tokens)-len(rows), rows); err != nil {
@@ -217,7 +217,7 @@ func (c *core) stop(g *group, i int) {
 
 // loaded takes the report of a load. It returns how many tokens of a request
 // that goes on are computed here instead, or 0.
-func (c *core) loaded(rep connector.LoadReport, now time.Time) (missing int) {
+func (c *core) loaded(rep connector.LoadReport) (missing int) {
 	g := c.loads[rep.ID]
 	if g == nil {
 		return 0
