@@ -88,18 +88,24 @@ func benchMul(b *testing.B, k *Kernels, ms []*Matrix, tokens int) {
 // BenchmarkMulPortable multiplies a small matrix in plain Go.
 func BenchmarkMulPortable(b *testing.B) {
 	for _, typ := range []Type{Q8_0, Q4_1, F32} {
-		b.Run(typ.String(), func(b *testing.B) {
-			m, err := NewMatrix(typ, 256, 576, make([]byte, PackedBytes(typ, 256, 576)))
-			if err != nil {
-				b.Fatal(err)
-			}
-			src := plainSource(33).tensor(typ, 256, 576)
-			if err := m.Pack(0, Rows{Type: typ, Data: src, Cols: 576, Count: 256}); err != nil {
-				b.Fatal(err)
-			}
-			benchMul(b, portable(), []*Matrix{m}, 1)
-		})
+		for _, tokens := range []int{1, 16} {
+			benchPortable(b, typ, tokens)
+		}
 	}
+}
+
+func benchPortable(b *testing.B, typ Type, tokens int) {
+	b.Run(fmt.Sprintf("%v/%d", typ, tokens), func(b *testing.B) {
+		m, err := NewMatrix(typ, 256, 576, make([]byte, PackedBytes(typ, 256, 576)))
+		if err != nil {
+			b.Fatal(err)
+		}
+		src := plainSource(33).tensor(typ, 256, 576)
+		if err := m.Pack(0, Rows{Type: typ, Data: src, Cols: 576, Count: 256}); err != nil {
+			b.Fatal(err)
+		}
+		benchMul(b, portable(), []*Matrix{m}, tokens)
+	})
 }
 
 func BenchmarkPack(b *testing.B) {

@@ -37,73 +37,104 @@ func (k *Kernels) Mul(m *Matrix, out []float32, stride int, a *Act, g0, g1 int) 
 
 func mulQuantGo(m *Matrix, out []float32, stride int, a *Act, t0, t, n, g0, g1 int) {
 	wb, db := groupBytes(m.Type, m.Cols)
+	ws, ds := blockStrides(m.Type)
+	var p pairs
 	for g := g0; g < g1; g++ {
+		var acc [Lanes][Lanes]float32
+		var scale, low, dot [Lanes]float32
+		w, d := m.w[g*wb:][:wb], m.d[g*db:][:db]
+		for cell := t0 * (m.Cols / quantBlock); len(d) > 0; cell += t {
+			p.unpack(m.Type, w)
+			loadRow(scale[:], F16, d)
+			if m.Type == Q4_1 {
+				loadRow(low[:], F16, d[32:])
+			}
+			for i := range n {
+				c := cell + i
+				var sum int32
+				switch m.Type {
+				case Q4_1:
+					fmaRow(acc[i][:], low[:], a.sumf[c])
+				case Q8_0:
+					sum = a.sum8[c]
+				default:
+					sum = a.sum4[c]
+				}
+				p.dot(&dot, (*[quantBlock]int8)(a.q[c*quantBlock:]), sum, a.da[c])
+				fmaRows(acc[i][:], scale[:], dot[:])
+			}
+			w, d = w[ws:], d[ds:]
+		}
 		for i := range n {
-			o := out[(t0+i)*stride+g*Lanes:][:Lanes]
-			mulQuantRow(m.Type, o, m.w[g*wb:][:wb], m.d[g*db:][:db], a, t0*(m.Cols/quantBlock)+i, t)
+			copy(out[(t0+i)*stride+g*Lanes:], acc[i][:])
 		}
 	}
 }
 
-// mulQuantRow computes a group's outputs for one token, whose blocks are at
-// cell, cell+t, ... of a.
-func mulQuantRow(typ Type, out []float32, w, d []byte, a *Act, cell, t int) {
-	var acc, scale, dot [Lanes]float32
-	for len(d) > 0 {
-		q := (*[quantBlock]int8)(a.q[cell*quantBlock:])
-		da := a.da[cell]
-		if typ == Q4_1 {
-			loadRow(scale[:], F16, d[32:])
-			fmaRow(acc[:], scale[:], a.sumf[cell])
-		}
-		for l := range dot {
-			switch typ {
-			case Q8_0:
-				dot[l] = float32(a.sum8[cell]+dotBytes(w[4*l:], q)) * da
-			case Q4_0:
-				dot[l] = float32(a.sum4[cell]+dotNibbles(w[4*l:], q)) * da
-			default:
-				dot[l] = float32(dotNibbles(w[4*l:], q)) * da
+// blockStrides returns the bytes of weights and of scales of one block of a
+// group.
+func blockStrides(t Type) (w, d int) {
+	switch t {
+	case Q8_0:
+		return 512, 32
+	case Q4_0:
+		return 256, 32
+	default:
+		return 256, 64
+	}
+}
+
+// pairs holds the weights of a group's block, two lanes to a word: lane l in the
+// low half, lane l+8 in the high. One multiplication then serves two lanes:
+// the low product, which may be negative, borrows from the high one and is
+// taken out again at the end.
+type pairs [quantBlock][Lanes / 2]int64
+
+// unpack fills p from a block of packed weights, unsigned bytes or nibbles.
+func (p *pairs) unpack(t Type, w []byte) {
+	if t == Q8_0 {
+		for j := range 8 {
+			v := (*[64]byte)(w[64*j:])
+			for c := range 4 {
+				for l := range Lanes / 2 {
+					p[4*j+c][l] = int64(v[4*l+c]) | int64(v[4*l+32+c])<<32
+				}
 			}
 		}
-		loadRow(scale[:], F16, d)
-		fmaRows(acc[:], scale[:], dot[:])
-		switch typ {
-		case Q8_0:
-			w, d = w[512:], d[32:]
-		case Q4_0:
-			w, d = w[256:], d[32:]
-		default:
-			w, d = w[256:], d[64:]
-		}
-		cell += t
+		return
 	}
-	copy(out, acc[:])
-}
-
-// dotBytes returns the product of a lane's 32 unsigned bytes, 4 in every 64,
-// with q.
-func dotBytes(w []byte, q *[quantBlock]int8) int32 {
-	var s int32
-	for j := range 8 {
-		v := (*[4]byte)(w[64*j:])
-		p := (*[4]int8)(q[4*j:])
-		s += int32(v[0])*int32(p[0]) + int32(v[1])*int32(p[1]) + int32(v[2])*int32(p[2]) + int32(v[3])*int32(p[3])
-	}
-	return s
-}
-
-// dotNibbles is dotBytes for nibbles: the low ones are columns 0 to 15.
-func dotNibbles(w []byte, q *[quantBlock]int8) int32 {
-	var s int32
-	for j := range 4 {
-		v := (*[4]byte)(w[64*j:])
-		p, r := (*[4]int8)(q[4*j:]), (*[4]int8)(q[16+4*j:])
+	for j := range 4 { // the low nibbles are columns 0 to 15
+		v := (*[64]byte)(w[64*j:])
 		for c := range 4 {
-			s += int32(v[c]&15)*int32(p[c]) + int32(v[c]>>4)*int32(r[c])
+			for l := range Lanes / 2 {
+				x := int64(v[4*l+c]) | int64(v[4*l+32+c])<<32
+				p[4*j+c][l] = x & 0x0f_0000_000f
+				p[16+4*j+c][l] = x >> 4 & 0x0f_0000_000f
+			}
 		}
 	}
-	return s
+}
+
+// dot sets out[l] = float32(sum + weights of lane l · q) * da.
+func (p *pairs) dot(out *[Lanes]float32, q *[quantBlock]int8, sum int32, da float32) {
+	var s0, s1, s2, s3, s4, s5, s6, s7 int64
+	for k := range p {
+		x, v := int64(q[k]), &p[k]
+		s0 += v[0] * x
+		s1 += v[1] * x
+		s2 += v[2] * x
+		s3 += v[3] * x
+		s4 += v[4] * x
+		s5 += v[5] * x
+		s6 += v[6] * x
+		s7 += v[7] * x
+	}
+	for l, s := range [Lanes / 2]int64{s0, s1, s2, s3, s4, s5, s6, s7} {
+		lo := int32(s)
+		hi := int32((s - int64(lo)) >> 32)
+		out[l] = float32(sum+lo) * da
+		out[l+Lanes/2] = float32(sum+hi) * da
+	}
 }
 
 func mulFloatGo(m *Matrix, out []float32, stride int, a *Act, t0, t, n, g0, g1 int) {
