@@ -6,8 +6,10 @@ package cluster
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -316,4 +318,21 @@ func Engine(t testing.TB, name, role, token string, args ...string) *Proc {
 		"serve", "--port", "0", "--kv-transfer-config", transfer, "--peer-listen", "127.0.0.1:0",
 		"--cluster-token-file", token,
 	}, args...)...)
+}
+
+// Run runs `tandem args...` to its end and returns its exit status and what it
+// printed.
+func Run(t testing.TB, args ...string) (code int, log string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, Binary(t), args...).CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) || ctx.Err() != nil {
+		t.Fatalf("tandem %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	if exit != nil {
+		code = exit.ExitCode()
+	}
+	return code, string(out)
 }
