@@ -199,6 +199,12 @@ func TestRouterAnswersAsOneEngine(t *testing.T) {
 			}
 		}
 	}
+	// H059: log-probabilities of the prompt come from D alone, which says so.
+	whole := `{"prompt":"every token of it","prompt_logprobs":2,"max_tokens":2,"temperature":0}`
+	want, got := send(t, one.URL, "/v1/completions", whole), send(t, set.Router.URL, "/v1/completions", whole)
+	if d := cmp.Diff(want.Choices, got.Choices); d != "" || got.route != "decode-only; reason=prompt_logprobs" || got.Choices[0]["prompt_logprobs"] == nil {
+		t.Errorf("H059: route %q, status %d\n%s", got.route, got.Status, d)
+	}
 	// H055: usage comes when asked only, and with P's tokens in it.
 	for options, want := range map[string]bool{"null": false, "{}": false, `{"include_usage":false}`: false, `{"include_usage":true}`: true} {
 		r := send(t, set.Router.URL, "/v1/completions", `{"prompt":"a prompt of its own","max_tokens":3,"temperature":0,"stream":true,"stream_options":`+options+`}`)
