@@ -76,6 +76,7 @@ func TestNoClientMakesAnEngineDial(t *testing.T) {
 	}
 	addr := net.JoinHostPort(host, strconv.Itoa(port))
 	bent := handoffOf(t, set.P, prompt)
+	own := bent["remote_addr"]
 	bent["remote_addr"] = addr
 	made := map[string]any{"do_remote_prefill": true, "remote_host": host, "remote_port": port, "remote_engine_id": "P", "remote_block_ids": []int{0}}
 	for _, params := range []map[string]any{bent, made} {
@@ -97,4 +98,15 @@ func TestNoClientMakesAnEngineDial(t *testing.T) {
 	if n := met.Load(); n != 0 {
 		t.Errorf("%d connections to the address of a client", n)
 	}
+	// Nobody read the one that was bent: its lease is still P's to end.
+	bent["remote_addr"] = own
+	raw, err := json.Marshal(bent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := send(t, set.P.URL, "/release_kv_handoff", string(raw)); r.Status != http.StatusOK {
+		t.Errorf("release: %d %v", r.Status, r.Error)
+	}
+	set.P.AllFree(t)
+	set.D.AllFree(t)
 }
