@@ -64,8 +64,9 @@ func float(k kind, b []byte) (float64, bool) {
 		return float64(math.Float32frombits(binary.LittleEndian.Uint32(b))), true
 	case kindFloat64:
 		return math.Float64frombits(binary.LittleEndian.Uint64(b)), true
+	default:
+		return 0, false
 	}
-	return 0, false
 }
 
 // String returns a string value.

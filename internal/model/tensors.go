@@ -28,8 +28,9 @@ func typeOf(t gguf.Type) (compute.Type, bool) {
 		return compute.Q4_1, true
 	case gguf.Q8_0:
 		return compute.Q8_0, true
+	default:
+		return 0, false
 	}
-	return 0, false
 }
 
 func (t *tensors) fail(format string, args ...any) error {

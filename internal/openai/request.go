@@ -1,3 +1,13 @@
+// Package openai is the OpenAI API as Tandem speaks it, with vLLM's extensions.
+//
+// It hides JSON: which fields there are, what they may hold and what their
+// defaults are, the form of answers and errors, the framing of event streams,
+// and how a body is changed without touching any byte that is not meant. It
+// knows neither engines nor models. The server parses and answers with it; the
+// router only looks into bodies and edits them.
+//
+// Every mistake of a client is an Error that names the field, and no body costs
+// more memory than its limits allow, whatever it claims.
 package openai
 
 import (

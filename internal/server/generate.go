@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"strconv"
@@ -260,7 +261,7 @@ func (c *call) outputs(f func(j *job, out *engine.Output) error) error {
 	if len(c.jobs) == 1 {
 		for j := c.jobs[0]; ; {
 			out, err := j.stream.Next(ctx)
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				return nil
 			}
 			if err := one(j, &out, err); err != nil {
@@ -286,7 +287,7 @@ func (c *call) fanIn(ctx context.Context, f func(j *job, out *engine.Output, err
 		readers.Go(func() {
 			for {
 				out, err := j.stream.Next(ctx)
-				if err == io.EOF {
+				if errors.Is(err, io.EOF) {
 					return
 				}
 				select {

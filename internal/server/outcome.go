@@ -47,11 +47,11 @@ func (c *call) end(begun time.Time, err error) {
 // fail tells the client of err: with a status, or with an event once the answer
 // has begun.
 func (c *call) fail(err error) *openai.Error {
-	if c.sse == nil || !c.sse.Begun() {
-		return c.s.fail(c.w, err)
-	}
 	e := answerTo(err)
-	if c.sse.Send(e) == nil {
+	switch {
+	case c.sse == nil || !c.sse.Begun():
+		c.s.fail(c.w, err)
+	case c.sse.Send(e) == nil:
 		_ = c.sse.Done() // the client may have gone
 	}
 	return e

@@ -258,7 +258,7 @@ func (s *Server) named(model string) error {
 }
 
 // fail writes the error body of err and returns what the client sees.
-func (s *Server) fail(w http.ResponseWriter, err error) *openai.Error {
+func (s *Server) fail(w http.ResponseWriter, err error) {
 	e := answerTo(err)
 	if e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests {
 		w.Header().Set("Retry-After", strconv.Itoa(max(1, int(s.cfg.RetryAfter/time.Second))))
@@ -267,7 +267,6 @@ func (s *Server) fail(w http.ResponseWriter, err error) *openai.Error {
 		s.cfg.Log.Error("request failed", "id", w.Header().Get("X-Request-Id"), "status", e.Status, "err", err)
 	}
 	_ = s.write(w, e.Status, e) // a client that has gone needs no error
-	return e
 }
 
 // write sends v as the whole answer.

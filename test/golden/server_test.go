@@ -3,6 +3,7 @@ package golden_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"sync"
@@ -83,14 +84,7 @@ func greedy(url string, p *prompt) ([]int32, error) {
 		Error json.RawMessage
 	}
 	if err := json.Unmarshal(out, &a); err != nil || len(a.Choices) != 1 {
-		return nil, &badAnswer{resp.StatusCode, string(out)}
+		return nil, fmt.Errorf("%s: %s", resp.Status, out)
 	}
 	return a.Choices[0].IDs, nil
 }
-
-type badAnswer struct {
-	status int
-	body   string
-}
-
-func (b *badAnswer) Error() string { return http.StatusText(b.status) + ": " + b.body }

@@ -24,6 +24,7 @@ func Encode(typ gguf.Type, x []float32) []byte {
 			out = le.AppendUint16(out, half(v))
 		}
 		return out
+	default: // types of blocks
 	}
 	for ; len(x) > 0; x = x[32:] {
 		switch typ {
