@@ -195,7 +195,7 @@ func (b *Backend) get(ctx context.Context, path string) (status int, body []byte
 		return 0, nil, err
 	}
 	defer drop(resp.Body)
-	body, err = io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	body, err = io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 	return resp.StatusCode, body, err
 }
 
