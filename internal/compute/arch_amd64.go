@@ -116,7 +116,7 @@ func mulQuantAVX(m *Matrix, out []float32, stride int, a *Act, t0, t, n, g0, g1 
 		sum = unsafe.Pointer(&a.sumf[c])
 	}
 	f(&m.w[g0*wb], &m.d[g0*db], nb, g1-g0, &a.q[c*quantBlock], &a.da[c], (*byte)(sum),
-		&out[t0*stride+g0*Lanes], stride, n)
+		&out[g0*Lanes], stride, n)
 }
 
 func mulFloatAVX(m *Matrix, out []float32, stride int, a *Act, t0, t, n, g0, g1 int) {
@@ -127,7 +127,7 @@ func mulFloatAVX(m *Matrix, out []float32, stride int, a *Act, t0, t, n, g0, g1 
 	} else {
 		f = pick(t, mulF32x1, mulF32x2, mulF32x4, mulF32x8, mulF32x16)
 	}
-	f(&m.w[g0*wb], m.Cols, g1-g0, &a.x[t0*m.Cols], &out[t0*stride+g0*Lanes], stride, n)
+	f(&m.w[g0*wb], m.Cols, g1-g0, &a.x[t0*m.Cols], &out[g0*Lanes], stride, n)
 }
 
 // pick returns the kernel for a tile of t tokens.

@@ -15,7 +15,7 @@ type Kernels struct {
 	name string
 
 	// mul computes groups [g0, g1) for the tile of t tokens from t0 on and
-	// stores the outputs of n of them.
+	// stores the outputs of n of them, those of t0 first.
 	mul [numTypes]func(m *Matrix, out []float32, stride int, a *Act, t0, t, n, g0, g1 int)
 
 	// quantize makes x token i of the tile of t tokens that starts at t0.

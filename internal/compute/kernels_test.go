@@ -124,6 +124,29 @@ func multiply(k *Kernels, m *Matrix, x []float32, tokens int) []float32 {
 	return out
 }
 
+func TestRangesOfTokensAgree(t *testing.T) {
+	r := newSource(41)
+	for _, typ := range allTypes {
+		const rows, cols, tokens = 40, 64, 53
+		m := packed(t, typ, rows, cols, r.tensor(typ, rows, cols))
+		x := r.floats(tokens * cols)
+		for _, k := range allKernels(t) {
+			want := multiply(k, m, x, tokens)
+			a := NewAct(tokens, cols, FormOf(typ))
+			a.Reset(tokens)
+			for i := range tokens {
+				k.Set(a, i, x[i*cols:])
+			}
+			for _, v := range [][2]int{{0, 16}, {0, 53}, {16, 48}, {32, 53}, {48, 53}, {48, 49}} {
+				n := v[1] - v[0]
+				out := make([]float32, n*m.Padded())
+				k.MulTokens(m, out, m.Padded(), a, v[0], v[1], 0, m.Groups())
+				checkRow(t, fmt.Sprintf("%s %v tokens %v", k.Name(), typ, v), out, want[v[0]*m.Padded():v[1]*m.Padded()])
+			}
+		}
+	}
+}
+
 func TestNaNAndInfinityReachTheOutput(t *testing.T) {
 	r := newSource(3)
 	inf := float32(math.Inf(1))

@@ -9,13 +9,20 @@ import "math"
 //
 // A group of weights is read from memory once for all tokens.
 func (k *Kernels) Mul(m *Matrix, out []float32, stride int, a *Act, g0, g1 int) {
-	n := a.n
-	if g0 >= g1 || n == 0 {
+	k.MulTokens(m, out, stride, a, 0, a.n, g0, g1)
+}
+
+// MulTokens is Mul for the tokens [t0, t1) of a; t0 is a multiple of 16. The
+// outputs of token t0 come first in out.
+func (k *Kernels) MulTokens(m *Matrix, out []float32, stride int, a *Act, t0, t1, g0, g1 int) {
+	if g0 >= g1 || t0 >= t1 {
 		return
 	}
-	if m.Cols != a.Cols || a.form&FormOf(m.Type) == 0 || g0 < 0 || g1 > m.Groups() || stride < m.Padded() {
+	if m.Cols != a.Cols || a.form&FormOf(m.Type) == 0 || g0 < 0 || g1 > m.Groups() || stride < m.Padded() ||
+		t0 < 0 || t0%Lanes != 0 || t1 > a.n {
 		panic("compute: product of a matrix and activations that do not fit")
 	}
+	n := t1 - t0
 	out = out[:(n-1)*stride+g1*Lanes]
 	if m.Cols == 0 {
 		for t := range n {
@@ -25,12 +32,12 @@ func (k *Kernels) Mul(m *Matrix, out []float32, stride int, a *Act, g0, g1 int) 
 	}
 	f := k.mul[m.Type]
 	if n <= Lanes {
-		f(m, out, stride, a, 0, a.tile(0), n, g0, g1)
+		f(m, out, stride, a, t0, a.tile(t0), n, g0, g1)
 		return
 	}
 	for g := g0; g < g1; g++ {
-		for t0 := 0; t0 < n; t0 += Lanes {
-			f(m, out, stride, a, t0, a.tile(t0), min(Lanes, n-t0), g, g+1)
+		for t := t0; t < t1; t += Lanes {
+			f(m, out[(t-t0)*stride:], stride, a, t, a.tile(t), min(Lanes, t1-t), g, g+1)
 		}
 	}
 }
@@ -66,7 +73,7 @@ func mulQuantGo(m *Matrix, out []float32, stride int, a *Act, t0, t, n, g0, g1 i
 			w, d = w[ws:], d[ds:]
 		}
 		for i := range n {
-			copy(out[(t0+i)*stride+g*Lanes:], acc[i][:])
+			copy(out[i*stride+g*Lanes:], acc[i][:])
 		}
 	}
 }
@@ -151,7 +158,7 @@ func mulFloatGo(m *Matrix, out []float32, stride int, a *Act, t0, t, n, g0, g1 i
 			}
 		}
 		for i := range n {
-			copy(out[(t0+i)*stride+g*Lanes:], acc[i][:])
+			copy(out[i*stride+g*Lanes:], acc[i][:])
 		}
 	}
 }

@@ -216,16 +216,19 @@ func (m *Model) setHidChunk(_, c int) { m.setSegments(c, &m.pass.ffn, m.pass.hid
 func (m *Model) residual(member, c int, s *segmented, in *[4]*compute.Act) {
 	ps, width := &m.pass, m.p.width
 	part := ps.mem[member].part
-	size := ps.n * tileRows
-	for i, a := range in {
-		w := s.tiles[c][i]
-		m.k.Mul(w, part[i*size:(i+1)*size], tileRows, a, 0, w.Groups())
-	}
+	const size = chunkTokens * tileRows
 	at := c * tileRows
 	n := min(tileRows, width-at)
-	for r := range ps.n {
-		o := part[r*tileRows:]
-		m.k.AddParts(ps.x[r*width+at:][:n], o[:n], o[size:][:n], o[2*size:][:n], o[3*size:][:n])
+	for t0 := 0; t0 < ps.n; t0 += chunkTokens {
+		t1 := min(ps.n, t0+chunkTokens)
+		for i, a := range in {
+			w := s.tiles[c][i]
+			m.k.MulTokens(w, part[i*size:(i+1)*size], tileRows, a, t0, t1, 0, w.Groups())
+		}
+		for r := range t1 - t0 {
+			o := part[r*tileRows:]
+			m.k.AddParts(ps.x[(t0+r)*width+at:][:n], o[:n], o[size:][:n], o[2*size:][:n], o[3*size:][:n])
+		}
 	}
 }
 
@@ -241,16 +244,19 @@ func (m *Model) gateUpChunk(member, c int) {
 	const stride = 2 * hiddenRows
 	ps, ffn := &m.pass, m.p.ffn
 	part := ps.mem[member].part
-	for _, q := range m.w.layers[ps.layer].gateUp[c] {
-		m.k.Mul(q.m, part[q.col:], stride, ps.in, 0, q.m.Groups())
-	}
 	at := c * hiddenRows
 	n := min(hiddenRows, ffn-at)
 	up := padded(n)
-	for r := range ps.n {
-		g := part[r*stride:]
-		m.k.SiluMul(g[:n], g[up:up+n])
-		copy(ps.hid[r*ffn+at:][:n], g[:n])
+	for t0 := 0; t0 < ps.n; t0 += chunkTokens {
+		t1 := min(ps.n, t0+chunkTokens)
+		for _, q := range m.w.layers[ps.layer].gateUp[c] {
+			m.k.MulTokens(q.m, part[q.col:], stride, ps.in, t0, t1, 0, q.m.Groups())
+		}
+		for r := range t1 - t0 {
+			g := part[r*stride:]
+			m.k.SiluMul(g[:n], g[up:up+n])
+			copy(ps.hid[(t0+r)*ffn+at:][:n], g[:n])
+		}
 	}
 }
 

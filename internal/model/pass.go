@@ -92,7 +92,7 @@ func (m *Model) prepare() {
 	for i := range ps.mem {
 		ps.mem[i] = member{
 			h:    make([]float32, max(p.width, padded(hiddenRows))),
-			part: make([]float32, passRows*max(4*tileRows, 2*hiddenRows)),
+			part: make([]float32, chunkTokens*max(4*tileRows, 2*hiddenRows)),
 			attn: compute.NewAttnScratch(p.headDim),
 		}
 	}

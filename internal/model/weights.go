@@ -13,6 +13,10 @@ const tileRows = 32
 // hiddenRows are the rows of gate, and of up, in one chunk of their product.
 const hiddenRows = 64
 
+// chunkTokens are the tokens that a chunk works on at a time, so that what it
+// makes of them stays in the first-level cache.
+const chunkTokens = 64
+
 // A part is a matrix whose outputs start at column col of a chunk or row.
 type part struct {
 	m   *compute.Matrix
