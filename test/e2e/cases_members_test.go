@@ -1,0 +1,78 @@
+package e2e
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"tandem/test/cluster"
+)
+
+// H112: a router over real engines that cannot work together is not ready, and
+// its status says which member is wrong and why.
+func TestRouterNamesWrongMembers(t *testing.T) {
+	token := cluster.Token(t)
+	small := []string{"--sim", "--num-gpu-blocks-override", "32"}
+	p := cluster.Engine(t, "P", "kv_producer", token, small...)
+	d := cluster.Engine(t, "D", "kv_consumer", token, small...)
+	wide := cluster.Engine(t, "D of another type", "kv_consumer", token, append([]string{"--kv-cache-dtype", "f32"}, small...)...)
+	alone := cluster.Start(t, "one without connector", append([]string{"serve", "--port", "0"}, small...)...)
+	for _, e := range []*cluster.Proc{p, d, wide, alone} {
+		e.Ready(t)
+	}
+	var info struct {
+		Tandem struct {
+			Fingerprint string `json:"fingerprint"`
+			Address     string `json:"peer_address"`
+		} `json:"tandem"`
+	}
+	if err := json.Unmarshal(p.Get(t, "/server_info"), &info); err != nil || info.Tandem.Fingerprint == "" || info.Tandem.Address == "" {
+		t.Fatalf("%+v %v", info, err)
+	}
+	peerPort := "http://" + info.Tandem.Address
+	for name, c := range map[string]struct {
+		prefill, decode, wrong string
+		want                   []string
+	}{
+		"swapped roles":     {d.URL, p.URL, d.URL, []string{"kv_role is kv_consumer", "--decode"}},
+		"decode is a P":     {p.URL, p.URL, p.URL, []string{"kv_role is kv_producer", "--prefill"}},
+		"no connector":      {p.URL, alone.URL, alone.URL, []string{"--kv-transfer-config"}},
+		"the peer port":     {peerPort, d.URL, peerPort, []string{"is down"}},
+		"a port of nobody":  {p.URL, "http://127.0.0.1:1", "http://127.0.0.1:1", []string{"is down", "refused"}},
+		"another KV type":   {p.URL, wide.URL, wide.URL, []string{"KV type is f32 there and f16 here"}},
+		"everything is new": {p.URL, d.URL, "", nil},
+	} {
+		r := cluster.Start(t, "router", "route", "--port", "0", "--prefill", c.prefill, "--decode", c.decode)
+		if c.wrong == "" {
+			r.Ready(t)
+			continue
+		}
+		var why string
+		cluster.Eventually(t, name+": the members are judged", func() bool {
+			resp, err := http.Get(r.URL + "/health")
+			if err != nil {
+				return false
+			}
+			defer resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			why = string(body)
+			return err == nil && resp.StatusCode == http.StatusServiceUnavailable && !strings.Contains(why, "not probed yet") &&
+				strings.Contains(why, strings.TrimPrefix(c.wrong, "http://"))
+		})
+		var status struct {
+			Ready  bool   `json:"ready"`
+			Reason string `json:"reason"`
+		}
+		if err := json.Unmarshal(r.Get(t, "/status"), &status); err != nil || status.Ready {
+			t.Errorf("%s: %+v, %v", name, status, err)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(why, want) || !strings.Contains(status.Reason, want) {
+				t.Errorf("%s: %q is not in %s, or not in %s", name, want, why, status.Reason)
+			}
+		}
+		r.Stop()
+	}
+}
