@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"strconv"
+	"sync"
 	"time"
 )
 
@@ -65,8 +66,9 @@ func announce(fd int, ln net.Listener) error {
 // given as long as grace to finish what runs, after which connections are
 // closed.
 func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger, grace time.Duration, drain func(context.Context)) error {
+	var silent silentConns
 	srv := &http.Server{
-		Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		Handler: h, ConnState: silent.note, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	done := make(chan error, 1)
@@ -81,6 +83,7 @@ func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.L
 	if drain != nil {
 		drain(bound)
 	}
+	silent.hurry(unusedGrace)
 	err := srv.Shutdown(bound)
 	if err != nil {
 		err = srv.Close()
@@ -89,4 +92,39 @@ func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.L
 		err = errors.Join(err, ended)
 	}
 	return err
+}
+
+// unusedGrace is what a connection that has not yet sent a byte has left when
+// its server stops. Clients open connections ahead of need and leave them unused;
+// net/http would wait 5 s for each.
+const unusedGrace = 200 * time.Millisecond
+
+// silentConns are the connections of a server that have sent nothing yet.
+type silentConns struct {
+	mu  sync.Mutex
+	set map[net.Conn]struct{}
+}
+
+// note is a http.Server's ConnState.
+func (s *silentConns) note(c net.Conn, state http.ConnState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if state != http.StateNew {
+		delete(s.set, c)
+		return
+	}
+	if s.set == nil {
+		s.set = map[net.Conn]struct{}{}
+	}
+	s.set[c] = struct{}{}
+}
+
+// hurry ends the connections that send nothing within d. What is on its way is
+// still read.
+func (s *silentConns) hurry(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.set {
+		_ = c.SetReadDeadline(time.Now().Add(d)) // it may have ended
+	}
 }
