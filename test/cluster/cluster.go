@@ -171,6 +171,12 @@ func (p *Proc) Signal(t testing.TB, s syscall.Signal) {
 // Done is closed when the process has ended.
 func (p *Proc) Done() <-chan struct{} { return p.done }
 
+// ExitCode returns the status of a process that has ended, -1 after a signal.
+func (p *Proc) ExitCode() int {
+	<-p.done
+	return p.cmd.ProcessState.ExitCode()
+}
+
 // Ready returns when the process can serve.
 func (p *Proc) Ready(t testing.TB) *Proc {
 	t.Helper()

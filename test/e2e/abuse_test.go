@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -31,9 +30,11 @@ func newRig(t *testing.T, prefill, decode []string) *rig {
 	return &rig{
 		one: cluster.Start(t, "one", append([]string{"serve", "--port", "0"}, sim...)...).Ready(t),
 		Set: cluster.StartSet(t, sim, prefill, decode),
-		r:   rand.New(rand.NewPCG(3, 4)),
+		r:   newRand(),
 	}
 }
+
+func newRand() *rand.Rand { return rand.New(rand.NewPCG(3, 4)) }
 
 // recompute makes a decode engine compute what it could not load.
 const recompute = "--kv-transfer-config.kv_load_failure_policy=recompute"
@@ -168,32 +169,6 @@ func descriptors(t *testing.T, p *cluster.Proc) int {
 		t.Fatal(err)
 	}
 	return len(list)
-}
-
-// leave sends a request and cancels it at a point: "sent" at once, "first" with
-// the first bytes of the answer.
-func leave(t *testing.T, url string, body map[string]any, point func(cancel func())) {
-	t.Helper()
-	raw, err := json.Marshal(body)
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", bytes.NewReader(raw))
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	point(cancel)
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return
-	}
-	_, _ = resp.Body.Read(make([]byte, 1))
-	cancel()
-	resp.Body.Close()
 }
 
 // hostPort returns the address of a process.

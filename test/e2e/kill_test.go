@@ -1,0 +1,235 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"tandem/test/cluster"
+)
+
+// H005, H006, H090: P is killed and comes back at the same addresses under the
+// same engine id, and with another pool each time. Nobody else is restarted, and
+// the first request is read from the new P.
+func TestPrefillEngineIsKilledAndComesBack(t *testing.T) {
+	g := newRig(t, nil, []string{"--no-enable-prefix-caching"})
+	var h struct {
+		Addr string `json:"remote_addr"`
+		Inc  string `json:"remote_incarnation"`
+	}
+	told := func() {
+		t.Helper()
+		params := handoff(t, g.P, g.prompt(20))
+		raw, err := json.Marshal(params)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(raw, &h); err != nil {
+			t.Fatal(err)
+		}
+		release(t, g.P, params)
+	}
+	told()
+	addr, before := h.Addr, h.Inc
+	_, port := hostPort(t, g.P)
+	g.unharmed(t)
+	for _, blocks := range []string{"64", "32", "256"} {
+		var wg sync.WaitGroup
+		for i := range 6 {
+			p := g.prompt(100 + i)
+			want := g.want(t, p, 4)
+			wg.Go(func() {
+				// In flight at the kill it may fail; it may not be wrong.
+				if a, err := ask(g.Router.URL, request(p, i%2 == 0, 4)); err == nil && !slices.Equal(a.ids, want) {
+					t.Errorf("got %v, want %v", a.ids, want)
+				}
+			})
+		}
+		g.P.Kill()
+		wg.Wait()
+		args := append(slices.Clone(sim), "--num-gpu-blocks-override", blocks, "--port", port, "--peer-listen", addr)
+		g.P = cluster.Engine(t, "P", "kv_producer", cluster.Token(t), args...).Ready(t)
+		cluster.Eventually(t, "the router has a pair", func() bool { return answers(g.Router.URL + "/health") })
+		if told(); h.Addr != addr || h.Inc == before {
+			t.Errorf("P is %s at %s, was %s at %s", h.Inc, h.Addr, before, addr)
+		}
+		before = h.Inc
+		g.unharmed(t)
+	}
+	if n := g.D.Metric(t, "tandem_peer_handshakes_total", `outcome="ok"`); n != 4 {
+		t.Errorf("%v handshakes, want one for each of four processes", n)
+	}
+}
+
+func answers(url string) bool {
+	resp, err := http.Get(url)
+	if err != nil {
+		return false
+	}
+	resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+// H022: P dies during its leg. The client has a definite answer, and D never
+// hears of the request.
+func TestPrefillEngineDiesDuringItsLeg(t *testing.T) {
+	g := newRig(t, []string{"--sim-token-time", "20ms", "--max-num-batched-tokens", "16"}, nil)
+	answer := make(chan error, 1)
+	go func() {
+		_, err := ask(g.Router.URL, request(make([]int, 1500), true, 4))
+		answer <- err
+	}()
+	cluster.Eventually(t, "P computes", func() bool { return g.P.Info(t).Running == 1 })
+	g.P.Kill()
+	if err := <-answer; err == nil || !strings.Contains(err.Error(), "status 502") {
+		t.Errorf("%v, want status 502", err)
+	}
+	g.D.AllFree(t)
+	if n := g.D.Metric(t, "vllm:request_success_total"); n != 0 {
+		t.Errorf("D finished %v requests, want none", n)
+	}
+	if _, err := ask(g.Router.URL, request(g.prompt(5), false, 1)); err == nil || !strings.Contains(err.Error(), "status 50") {
+		t.Errorf("without P: %v, want 502 or 503", err)
+	}
+}
+
+// D dies with streams open: they end with an error, never as if they were whole,
+// and P holds nothing for it. A new D at the same address serves.
+func TestDecodeEngineIsKilledAndComesBack(t *testing.T) {
+	slow := []string{"--sim-token-time", "2ms"}
+	g := newRig(t, nil, slow)
+	_, port := hostPort(t, g.D)
+	const n = 8
+	started, results := make(chan struct{}, n), make(chan error, n)
+	for range n {
+		body, err := json.Marshal(request(g.prompt(90), true, 1000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			resp, err := http.Post(g.Router.URL+"/v1/completions", "application/json", bytes.NewReader(body))
+			if err != nil {
+				results <- err
+				return
+			}
+			defer resp.Body.Close()
+			first := make([]byte, 1)
+			_, err = io.ReadFull(resp.Body, first)
+			started <- struct{}{}
+			rest, rerr := io.ReadAll(resp.Body)
+			switch err = errors.Join(err, rerr); {
+			case err != nil:
+			case !bytes.Contains(rest, []byte(`"error":`)) || bytes.Contains(rest, []byte(`"finish_reason":"length"`)):
+				err = errors.New("the stream ends as if it were whole: " + string(rest[max(0, len(rest)-300):]))
+			}
+			results <- err
+		}()
+	}
+	for range n {
+		<-started
+	}
+	g.D.Kill()
+	for range n {
+		if err := <-results; err != nil {
+			t.Error(err)
+		}
+	}
+	g.P.AllFree(t)
+	g.D = cluster.Engine(t, "D", "kv_consumer", cluster.Token(t), append(slices.Clone(sim), "--port", port)...).Ready(t)
+	cluster.Eventually(t, "the router has a pair", func() bool { return answers(g.Router.URL + "/health") })
+	g.unharmed(t)
+}
+
+// A relay passes TCP connections on and can cut all of them.
+type relay struct {
+	ln    net.Listener
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+func newRelay(t *testing.T) *relay {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &relay{ln: ln}
+	t.Cleanup(func() { ln.Close(); r.cut() })
+	return r
+}
+
+func (r *relay) run(to string) {
+	for {
+		a, err := r.ln.Accept()
+		if err != nil {
+			return
+		}
+		b, err := net.Dial("tcp", to)
+		if err != nil {
+			a.Close()
+			continue
+		}
+		r.mu.Lock()
+		r.conns = append(r.conns, a, b)
+		r.mu.Unlock()
+		for _, d := range [][2]net.Conn{{a, b}, {b, a}} {
+			go func() {
+				_, _ = io.Copy(d[0], d[1]) // ends with either
+				d[0].Close()
+				d[1].Close()
+			}()
+		}
+	}
+}
+
+// cut ends every connection and returns how many there were.
+func (r *relay) cut() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := len(r.conns)
+	for _, c := range r.conns {
+		c.Close()
+	}
+	r.conns = nil
+	return n
+}
+
+// H013: the connection between D and P is cut, again and again: requests that
+// were on it end or are computed on D, and the next one is read from P.
+func TestConnectionIsCut(t *testing.T) {
+	r := newRelay(t)
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listen := free.Addr().String()
+	free.Close()
+	go r.run(listen)
+	g := newRig(t, []string{"--peer-listen", listen, "--peer-advertise", r.ln.Addr().String()}, []string{"--no-enable-prefix-caching", recompute})
+	g.unharmed(t)
+	for range 3 {
+		var wg sync.WaitGroup
+		for i := range 10 {
+			p := g.prompt(300)
+			want := g.want(t, p, 4)
+			wg.Go(func() {
+				if a, err := ask(g.Router.URL, request(p, i%2 == 0, 4)); err != nil || !slices.Equal(a.ids, want) {
+					t.Errorf("%v: got %v, want %v", err, a.ids, want)
+				}
+			})
+		}
+		if r.cut() == 0 {
+			t.Error("no connection went through the relay")
+		}
+		wg.Wait()
+		r.cut()
+		g.unharmed(t)
+	}
+}
