@@ -9,19 +9,34 @@ import (
 // team members are roused for each.
 const heavyRows = 16
 
-// serialRows is the number of rows up to which row work is one chunk: dividing
-// it would take longer than doing it.
+// serialRows is the number of rows up to which making inputs of a product is
+// one chunk: dividing it would take longer than doing it.
 const serialRows = 4
 
 // chunks returns how many chunks n units of work are cut into.
 func (m *Model) chunks(n int) int { return min(n, 4*m.team.N(), compute.MaxChunks) }
 
-// rowChunks is chunks for work on rows.
-func (m *Model) rowChunks(n int) int {
-	if n <= serialRows || m.team.N() == 1 {
+// rowTiles returns the tiles of inputs that n rows make. Members that set
+// inputs work on different tiles: the scales of a tile's rows lie side by side,
+// and cores that write to the same cache line wait for each other.
+func rowTiles(n int) int { return (n + compute.Lanes - 1) / compute.Lanes }
+
+// rowChunks is chunks for work on n rows.
+func (m *Model) rowChunks(n int) int { return m.chunks(rowTiles(n)) }
+
+// rowShare returns the rows [from, to) of chunk c.
+func (m *Model) rowShare(n, c int) (from, to int) {
+	from, to = share(rowTiles(n), c, m.rowChunks(n))
+	return from * compute.Lanes, min(n, to*compute.Lanes)
+}
+
+// setChunks is rowChunks where each of the four segments of a row has inputs of
+// its own.
+func (m *Model) setChunks(n int) int {
+	if n <= serialRows {
 		return 1
 	}
-	return m.chunks((n + serialRows - 1) / serialRows)
+	return m.chunks(4 * rowTiles(n))
 }
 
 // share returns chunk c's part [from, to) of n units in so many chunks.
@@ -59,12 +74,12 @@ func (m *Model) layers() {
 		} else {
 			m.do(min(len(ps.attns), 1024), m.jobs.attend)
 		}
-		m.do(rows, m.jobs.setAtt)
+		m.do(m.setChunks(ps.n), m.jobs.setAtt)
 		m.do(len(y.o.tiles), m.jobs.o)
 		ps.norm, ps.embed = y.ffnNorm, false
 		m.do(rows, m.jobs.norm)
 		m.do(len(y.gateUp), m.jobs.gateUp)
-		m.do(rows, m.jobs.setHid)
+		m.do(m.setChunks(ps.n), m.jobs.setHid)
 		m.do(len(y.down.tiles), m.jobs.down)
 	}
 }
@@ -88,7 +103,7 @@ func (m *Model) keepWanted() {
 func (m *Model) normChunk(member, c int) {
 	p, ps := m.p, &m.pass
 	h := ps.mem[member].h[:p.width]
-	from, to := share(ps.n, c, m.rowChunks(ps.n))
+	from, to := m.rowShare(ps.n, c)
 	for i := from; i < to; i++ {
 		x := ps.x[i*p.width:][:p.width]
 		if ps.embed {
@@ -195,16 +210,19 @@ func (m *Model) attend(w *member, j attnJob) {
 	m.k.Attend(&w.a, w.attn)
 }
 
-// setSegments makes rows of x the inputs of a segmented product.
+// setSegments makes the rows of x the inputs of a segmented product, chunk c of
+// them: some tiles of some segments.
 func (m *Model) setSegments(c int, to *[4]*compute.Act, x []float32, cols int) {
 	n := m.pass.n
-	first, end := share(n, c, m.rowChunks(n))
-	for i := first; i < end; i++ {
-		for s, a := range to {
-			c0, c1 := compute.Segment(cols, s)
-			if c1 > c0 {
-				m.k.Set(a, i, x[i*cols+c0:i*cols+c1])
-			}
+	first, end := share(4*rowTiles(n), c, m.setChunks(n))
+	for u := first; u < end; u++ {
+		seg, row := u%4, u/4*compute.Lanes
+		c0, c1 := compute.Segment(cols, seg)
+		if c0 == c1 {
+			continue
+		}
+		for i := row; i < min(n, row+compute.Lanes); i++ {
+			m.k.Set(to[seg], i, x[i*cols+c0:i*cols+c1])
 		}
 	}
 }
@@ -278,7 +296,7 @@ func (m *Model) head(done int) int {
 func (m *Model) headChunk(member, c int) {
 	ps, width := &m.pass, m.p.width
 	h := ps.mem[member].h[:width]
-	from, to := share(len(ps.want), c, m.rowChunks(len(ps.want)))
+	from, to := m.rowShare(len(ps.want), c)
 	for i := from; i < to; i++ {
 		m.k.RMSNorm(h, ps.x[ps.want[i]*width:][:width], m.w.outNorm, m.p.eps)
 		m.k.Set(ps.in, i, h)
