@@ -81,6 +81,7 @@ type Backend struct {
 	role   Role
 	limits Limits
 	client *http.Client
+	alone  *http.Client // a connection for each request
 	view   atomic.Pointer[View]
 	poke   chan struct{} // a leg failed: probe at once
 	legs   atomic.Int64
@@ -98,15 +99,16 @@ func New(raw string, role Role, limits Limits) (*Backend, error) {
 		return nil, fmt.Errorf("backend: %s URL %q: want http://HOST:PORT", role, raw)
 	}
 	dial := &net.Dialer{Timeout: limits.Connect, KeepAlive: 15 * time.Second}
+	pooled := &http.Transport{
+		DialContext: dial.DialContext, ResponseHeaderTimeout: limits.Header, IdleConnTimeout: limits.IdleConn,
+		MaxIdleConnsPerHost: 256, DisableCompression: true, WriteBufferSize: 32 << 10, ReadBufferSize: 32 << 10,
+	}
+	alone := pooled.Clone()
+	alone.DisableKeepAlives = true
+	unfollowed := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	b := &Backend{
 		name: u.Host, base: u.Scheme + "://" + u.Host, role: role, limits: limits, poke: make(chan struct{}, 1),
-		client: &http.Client{
-			Transport: &http.Transport{
-				DialContext: dial.DialContext, ResponseHeaderTimeout: limits.Header, IdleConnTimeout: limits.IdleConn,
-				MaxIdleConnsPerHost: 256, DisableCompression: true, WriteBufferSize: 32 << 10, ReadBufferSize: 32 << 10,
-			},
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		},
+		client: &http.Client{Transport: pooled, CheckRedirect: unfollowed}, alone: &http.Client{Transport: alone, CheckRedirect: unfollowed},
 	}
 	b.view.Store(&View{State: Unknown, Reason: "not probed yet"})
 	return b, nil

@@ -19,7 +19,8 @@ import (
 // its client has left and stops, and an answer that was already under way still
 // arrives. So what an answer promises, a lease above all, is either revoked by
 // the engine or known here, never lost between the two. The wait for that is
-// bounded by Limits.Release.
+// bounded by Limits.Release. A half-closed connection must not serve another leg,
+// so each exchange has its own.
 func (b *Backend) Exchange(ctx context.Context, path string, header http.Header, body []byte, limit int64) (status int, out []byte, err error) {
 	hard, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
@@ -40,13 +41,9 @@ func (b *Backend) Exchange(ctx context.Context, path string, header http.Header,
 		late = time.AfterFunc(b.limits.Release, cut)
 	})
 	defer func() {
-		if stop() {
-			return
-		}
-		<-left
-		late.Stop()
-		if c := conn.Load(); c != nil {
-			_ = (*c).Close() // it can send nothing more; it may be closed already
+		if !stop() {
+			<-left
+			late.Stop()
 		}
 	}()
 
@@ -57,7 +54,7 @@ func (b *Backend) Exchange(ctx context.Context, path string, header http.Header,
 	req.Header = header
 	b.legs.Add(1)
 	defer b.legs.Add(-1)
-	resp, err := b.client.Do(req)
+	resp, err := b.alone.Do(req)
 	if err != nil {
 		return 0, nil, b.failed(ctx, err)
 	}
