@@ -13,12 +13,12 @@ import (
 	"strings"
 )
 
-// Shapes of the comparison. The batched ones are short, because llama.cpp's
-// speed on Q4_1 does not grow with the batch.
+// Shapes of the comparison.
 const (
 	llamaPrompt = 512
 	llamaDecode = 64
-	batchPrompt = 32 // tokens of each sequence before decoding
+	batchPrompt = 128 // tokens of each sequence before decoding
+	shortPrompt = 32  // the same in a short run: llama.cpp needs long for 32 prompts
 	batchDecode = 32
 )
 
@@ -68,32 +68,32 @@ func compareLlama(o *options, t *table, q *quantization, path string) error {
 		return err
 	}
 	defer r.close()
-	gen := strconv.Itoa(o.scale(batchDecode, batchDecode/2))
-	steps := o.scale(batchDecode, batchDecode/2)
+	prompt, steps := o.scale(batchPrompt, shortPrompt), o.scale(batchDecode, batchDecode/2)
 	for _, c := range []struct {
 		what   string
 		least  float64
+		pairs  int
 		ours   func() (speed, error)
 		theirs func() (float64, error)
 	}{
-		{"prefill 512", q.prefill,
+		{"prefill 512", q.prefill, 5,
 			func() (speed, error) { return r.prefill(llamaPrompt) },
 			func() (float64, error) { return o.llamaBench(path, llamaPrompt, 0) }},
-		{"decode, 1 sequence", q.decode,
+		{"decode, 1 sequence", q.decode, 5,
 			func() (speed, error) { return r.decode(1, 0, llamaDecode) },
 			func() (float64, error) { return o.llamaBench(path, 0, llamaDecode) }},
-		{"decode, 8 sequences", q.decode8,
-			func() (speed, error) { return r.decode(8, batchPrompt, steps) },
-			func() (float64, error) { return o.llamaBatched(path, 8, gen) }},
-		{"decode, 32 sequences", q.decode32,
-			func() (speed, error) { return r.decode(32, batchPrompt, steps) },
-			func() (float64, error) { return o.llamaBatched(path, 32, gen) }},
+		{"decode, 8 sequences", q.decode8, 3,
+			func() (speed, error) { return r.decode(8, prompt, steps) },
+			func() (float64, error) { return o.llamaBatched(path, 8, prompt, steps) }},
+		{"decode, 32 sequences", q.decode32, 3,
+			func() (speed, error) { return r.decode(32, prompt, steps) },
+			func() (float64, error) { return o.llamaBatched(path, 32, prompt, steps) }},
 	} {
 		// As llama-bench does, once without counting.
 		if _, err := c.ours(); err != nil {
 			return err
 		}
-		p, err := o.pairs(o.scale(5, 1), func() (float64, error) {
+		p, err := o.pairs(o.scale(c.pairs, 1), func() (float64, error) {
 			s, err := c.ours()
 			return s.perSecond(), err
 		}, c.theirs)
@@ -156,7 +156,7 @@ func (o *options) llamaBench(path string, prompt, gen int) (float64, error) {
 		"-p", strconv.Itoa(prompt), "-n", strconv.Itoa(gen), "-r", "1", "-o", "jsonl")
 }
 
-func (o *options) llamaBatched(path string, seqs int, gen string) (float64, error) {
+func (o *options) llamaBatched(path string, seqs, prompt, gen int) (float64, error) {
 	return o.llamaField("speed_tg", "llama-batched-bench", "-m", path, "-t", strconv.Itoa(o.threads), "-fa", "1",
-		"-npp", strconv.Itoa(batchPrompt), "-ntg", gen, "-npl", strconv.Itoa(seqs), "-c", "4096", "-b", "512", "--output-format", "jsonl")
+		"-npp", strconv.Itoa(prompt), "-ntg", strconv.Itoa(gen), "-npl", strconv.Itoa(seqs), "-c", "8192", "-b", "512", "--output-format", "jsonl")
 }
