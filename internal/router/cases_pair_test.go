@@ -87,7 +87,7 @@ func TestWrongMembersAreNamed(t *testing.T) {
 		"no connector":         {pr: [2]string{"aggregated", ""}, dr: [2]string{"kv_consumer", "a"}, want: []string{"P is", "--kv-transfer-config"}},
 		"other model":          {pr: [2]string{"kv_producer", "a"}, dr: [2]string{"kv_consumer", "b"}, want: []string{"P does", "D:", "KV type is type of b there and type of a here"}},
 		"a router":             {p: front2, dr: [2]string{"kv_consumer", "a"}, want: []string{"P is", "is a router"}},
-		"the peer port":        {p: silentPort, dr: [2]string{"kv_consumer", "a"}, want: []string{"P is down", "EOF"}},
+		"the peer port":        {p: silentPort, dr: [2]string{"kv_consumer", "a"}, want: []string{"P is down"}},
 		"a port of nobody":     {pr: [2]string{"kv_producer", "a"}, d: func(*testing.T) string { return closed.URL }, want: []string{"D is down", "refused"}},
 		"a port of another":    {pr: [2]string{"kv_producer", "a"}, d: func(*testing.T) string { return other.URL }, want: []string{"D is not ready", "/health"}},
 		"a consumer and no KV": {pr: [2]string{"kv_producer", "a"}, dr: [2]string{"aggregated", ""}, want: []string{"D is", "no KV connector"}},
