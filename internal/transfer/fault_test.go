@@ -111,15 +111,13 @@ func TestStalledAndCutStreams(t *testing.T) {
 				local, remote := lists(64, 64)
 				px.cut.Store(cut)
 				px.left.Store(total * percent / 100)
-				start := time.Now()
-				r := p.plan(t).Read(t.Context(), ReadRequest{Epoch: 1, Local: local, Remote: remote, NoProgress: 100 * time.Millisecond})
-				err := finish(t, r)
-				want := ErrStalled
+				want, noProgress := ErrStalled, 100*time.Millisecond
 				if cut {
-					want = ErrPeerGone
+					want, noProgress = ErrPeerGone, time.Hour
 				}
-				if !errors.Is(err, want) || time.Since(start) > time.Second {
-					t.Fatalf("at %d %%: %v after %v", percent, err, time.Since(start))
+				r := p.plan(t).Read(t.Context(), ReadRequest{Epoch: 1, Local: local, Remote: remote, NoProgress: noProgress})
+				if err := finish(t, r); !errors.Is(err, want) {
+					t.Fatalf("at %d %%: %v", percent, err)
 				}
 				failed := r.Failed()
 				if min, max := 64-int(percent*64/100)-1, 64; len(failed) < min || len(failed) > max {
@@ -201,7 +199,7 @@ func TestDialsDoNotWaitForEachOther(t *testing.T) {
 	}
 	defer hole.Close()
 	owner := startHost(t, HostConfig{}, nil)
-	reader := startHost(t, HostConfig{Limits: Limits{Handshake: 300 * time.Millisecond}}, nil)
+	reader := startHost(t, HostConfig{Limits: Limits{Handshake: 2 * time.Second}}, nil)
 	failed := make(chan error, 2)
 	for range 2 {
 		go func() {
@@ -209,7 +207,6 @@ func TestDialsDoNotWaitForEachOther(t *testing.T) {
 			failed <- err
 		}()
 	}
-	start := time.Now()
 	peers := make(chan *Peer, 20)
 	for range 20 {
 		go func() {
@@ -226,8 +223,8 @@ func TestDialsDoNotWaitForEachOther(t *testing.T) {
 			t.Error("two connections to one address")
 		}
 	}
-	if d := time.Since(start); d > 100*time.Millisecond {
-		t.Errorf("the healthy peer took %v", d)
+	if n := len(failed); n != 0 {
+		t.Errorf("%d dials of the black hole ended before those of the healthy peer", n)
 	}
 	if n := owner.Stats().Accepted; n != 1 {
 		t.Errorf("%d handshakes for 20 dials", n)
@@ -288,7 +285,7 @@ func TestReleaseWaitsForReadsAndIsUndone(t *testing.T) {
 // A stream to a reader that takes nothing does not hold a release up.
 func TestReleaseCutsAStuckStream(t *testing.T) {
 	var px *proxy
-	p := newPair(t, pairOption{path: PathTCP, geometry: Geometry{Tiles: 64, TileBytes: 1 << 20}, addr: func(a string) string {
+	p := newPair(t, pairOption{path: PathTCP, limits: Limits{NoProgress: time.Minute}, geometry: Geometry{Tiles: 64, TileBytes: 1 << 20}, addr: func(a string) string {
 		px = newProxy(t, a)
 		return px.l.Addr().String()
 	}})
@@ -296,9 +293,10 @@ func TestReleaseCutsAStuckStream(t *testing.T) {
 	local, remote := lists(64, 64)
 	r := p.plan(t).Read(t.Context(), ReadRequest{Epoch: 1, Local: local, Remote: remote})
 	eventually(t, "the stream runs", func() bool { return r.progress.Load() > 1<<18 })
-	start := time.Now()
-	if err := p.source.Release(t.Context()); err != nil || time.Since(start) > time.Second {
-		t.Fatalf("%v after %v", err, time.Since(start))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // before a limit ends the stream
+	defer cancel()
+	if err := p.source.Release(ctx); err != nil {
+		t.Fatal(err)
 	}
 	px.goOn()
 	if err := finish(t, r); err == nil {

@@ -252,7 +252,7 @@ func TestSocketDirectoryMustBePrivate(t *testing.T) {
 }
 
 func TestGarbageConnectionsHurtNobody(t *testing.T) {
-	owner := startHost(t, HostConfig{Limits: Limits{Pending: 32}}, func(h *Host) { h.Handle(kindEcho, echo) })
+	owner := startHost(t, HostConfig{Limits: Limits{Pending: 32, Handshake: time.Minute}}, func(h *Host) { h.Handle(kindEcho, echo) })
 	reader := startHost(t, HostConfig{}, nil)
 	before := settled(t, owner, reader)
 	hi := hello{Min: 1, Max: 1, Purpose: forCalls, Incarnation: [16]byte{1}}
@@ -277,16 +277,14 @@ func TestGarbageConnectionsHurtNobody(t *testing.T) {
 		_, _ = c.Write(garbage[i%len(garbage)])
 		conns = append(conns, c)
 	}
-	start := time.Now()
-	p, err := reader.Dial(t.Context(), owner.Addr())
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // long before a garbage connection ends by itself
+	defer cancel()
+	p, err := reader.Dial(ctx, owner.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, err := p.Call(t.Context(), kindEcho, []byte("x")); err != nil || string(out) != "x" {
+	if out, err := p.Call(ctx, kindEcho, []byte("x")); err != nil || string(out) != "x" {
 		t.Fatal(err)
-	}
-	if d := time.Since(start); d > 100*time.Millisecond {
-		t.Errorf("the good handshake took %v", d)
 	}
 	s := owner.Stats()
 	if s.Evicted == 0 || s.BadFrames == 0 || s.Refused == 0 || s.Accepted != 2 {
