@@ -45,10 +45,17 @@ func busyTime() (time.Duration, error) {
 	return time.Duration(ticks) * time.Second / ticksPerSecond, nil
 }
 
-// ownTime returns the processor time of this process and of the children that
-// it has waited for.
-func ownTime() (time.Duration, error) {
+// ownTime returns the processor time of this process, of the children that it
+// has waited for, and of the processes pids, which run.
+func ownTime(pids []int) (time.Duration, error) {
 	var sum time.Duration
+	for _, pid := range pids {
+		t, err := cpuTime(pid)
+		if err != nil {
+			return 0, err
+		}
+		sum += t
+	}
 	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {
 		var u syscall.Rusage
 		if err := syscall.Getrusage(who, &u); err != nil {
@@ -59,16 +66,17 @@ func ownTime() (time.Duration, error) {
 	return sum, nil
 }
 
-// foreign runs f and returns the share of the machine that went to others
-// meanwhile. Children of f must have been waited for when it returns.
-func foreign(f func() error) (float64, error) {
+// foreign runs f and returns the share of the machine that went to others than
+// this process and pids meanwhile. Other children of f must have been waited
+// for when it returns.
+func foreign(f func() error, pids ...int) (float64, error) {
 	busy0, err0 := busyTime()
-	own0, err1 := ownTime()
+	own0, err1 := ownTime(pids)
 	start := time.Now()
 	err := f()
 	wall := time.Since(start)
 	busy1, err2 := busyTime()
-	own1, err3 := ownTime()
+	own1, err3 := ownTime(pids)
 	if err := errors.Join(err, err0, err1, err2, err3); err != nil {
 		return 0, err
 	}
@@ -141,8 +149,5 @@ func (o *options) pairs(n int, ours, theirs func() (float64, error)) (paired, er
 // note says how far a paired result can be trusted.
 func (p *paired) note() string {
 	s := fmt.Sprintf("pairs: %d, ratios %.2f to %.2f", p.n, p.least, p.most)
-	if p.noisy {
-		s += ", other programs ran"
-	}
 	return s
 }

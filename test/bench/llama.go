@@ -89,6 +89,10 @@ func compareLlama(o *options, t *table, q *quantization, path string) error {
 			func() (speed, error) { return r.decode(32, prompt, steps) },
 			func() (float64, error) { return o.llamaBatched(path, 32, prompt, steps) }},
 	} {
+		if o.late() {
+			t.plain(q.name+" "+c.what, "not measured", "the time of the run was over")
+			continue
+		}
 		// As llama-bench does, once without counting.
 		if _, err := c.ours(); err != nil {
 			return err
@@ -102,7 +106,7 @@ func compareLlama(o *options, t *table, q *quantization, path string) error {
 		}
 		t.add(row{
 			what: q.name + " " + c.what, ours: fmt.Sprintf("%.0f tok/s", p.ours), theirs: fmt.Sprintf("llama.cpp %.0f tok/s", p.theirs),
-			ratio: p.ratio, least: c.least, note: p.note(),
+			ratio: p.ratio, least: c.least, note: p.note(), noisy: p.noisy,
 		})
 		fmt.Fprintf(o.log, "bench: %s %s: %.0f and %.0f tok/s, %.2f (%s)\n", q.name, c.what, p.ours, p.theirs, p.ratio, p.note())
 	}

@@ -18,6 +18,7 @@ type row struct {
 	least  float64 // the ratio must be at least this; 0: no such target
 	most   float64 // the ratio must be at most this; 0: no such target
 	note   string
+	noisy  bool // others used the machine: the ratio proves nothing
 }
 
 // verdict says whether the target is met.
@@ -25,6 +26,8 @@ func (r *row) verdict() string {
 	switch {
 	case r.least == 0 && r.most == 0:
 		return ""
+	case r.noisy:
+		return "noisy"
 	case r.least != 0 && r.ratio < r.least, r.most != 0 && r.ratio > r.most:
 		return "MISSED"
 	}
@@ -61,7 +64,7 @@ func (t *table) plain(what, value, note string) { t.add(row{what: what, ours: va
 func (t *table) print(w io.Writer) {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "what\tours\ttheirs or limit\tratio\ttarget\t\tnote")
-	missed, targets := 0, 0
+	missed, noisy, targets := 0, 0, 0
 	for i := range t.rows {
 		r := &t.rows[i]
 		ratio := ""
@@ -72,13 +75,20 @@ func (t *table) print(w io.Writer) {
 		if v != "" {
 			targets++
 		}
-		if v == "MISSED" {
+		switch v {
+		case "MISSED":
 			missed++
+		case "noisy":
+			noisy++
 		}
 		fmt.Fprintln(tw, strings.Join([]string{r.what, r.ours, r.theirs, ratio, r.target(), v, r.note}, "\t"))
 	}
 	tw.Flush()
-	fmt.Fprintf(w, "\n%d of %d targets missed\n", missed, targets)
+	fmt.Fprintf(w, "\n%d of %d targets missed", missed, targets)
+	if noisy > 0 {
+		fmt.Fprintf(w, ", %d not decided: other programs used more than %.0f %% of the machine", noisy, 100*foreignLimit)
+	}
+	fmt.Fprintln(w)
 }
 
 // median returns the middle of v, the lower one of two. v is not empty.
