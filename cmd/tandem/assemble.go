@@ -25,7 +25,7 @@ type assembly struct {
 	engine    *engine.Engine
 	connector *connector.Connector // nil: none
 	server    *server.Server
-	socketDir string // made here, to be removed
+	removeDir func() error // of the folder of the peer socket; nil: not ours
 }
 
 // assemble wires the parts above the model.
@@ -90,10 +90,6 @@ func (s *assembly) leases() func() connector.LeaseStats {
 
 // openConnector binds the peer address: a taken one ends the start.
 func (s *assembly) openConnector(t transferConfig, info engine.ModelInfo, arenas []*kv.Arena, m connector.Metrics) (*connector.Connector, error) {
-	token, err := readToken(s.o.tokenFile)
-	if err != nil {
-		return nil, err
-	}
 	if t.EngineID == "" {
 		t.EngineID = randomID()
 	}
@@ -103,18 +99,13 @@ func (s *assembly) openConnector(t transferConfig, info engine.ModelInfo, arenas
 	}
 	dir := s.o.socketDir
 	if dir == "" {
-		if dir, err = os.MkdirTemp("", "tandem-"); err != nil {
-			return nil, fmt.Errorf("making a folder for the peer socket: %w; give one with --peer-socket-dir", err)
-		}
-		s.socketDir = dir
-	}
-	if host, _, err := net.SplitHostPort(s.o.peerListen); err == nil && s.o.advertise == "" {
-		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
-			return nil, fmt.Errorf("--peer-listen %s names every address of this host: say with --peer-advertise which one others dial", s.o.peerListen)
+		var err error
+		if dir, s.removeDir, err = s.o.leave.tempDir("tandem-"); err != nil {
+			return nil, fmt.Errorf("the peer socket: %w; give a folder with --peer-socket-dir", err)
 		}
 	}
 	return connector.New(connector.Config{
-		EngineID: kv.EngineID(t.EngineID), Role: t.Role, Arenas: arenas, Fingerprint: factors, Token: token,
+		EngineID: kv.EngineID(t.EngineID), Role: t.Role, Arenas: arenas, Fingerprint: factors, Token: s.o.token,
 		Listen: s.o.peerListen, Advertise: s.o.advertise, UnixDir: dir, Copiers: t.Extra.Threads,
 		LeaseDuration: seconds(t.Extra.LeaseSeconds), HandshakeTimeout: seconds(t.Extra.HandshakeSeconds),
 		LoadTimeout: seconds(t.Extra.LoadSeconds), NoProgress: seconds(t.Extra.StallSeconds), PeerIdle: seconds(t.Extra.EngineTTLSeconds),
@@ -144,8 +135,8 @@ func (s *assembly) discard() error {
 	if s.connector != nil {
 		err = s.connector.Close()
 	}
-	if s.socketDir != "" {
-		err = errors.Join(err, os.RemoveAll(s.socketDir))
+	if s.removeDir != nil {
+		err = errors.Join(err, s.removeDir())
 	}
 	return err
 }
@@ -191,8 +182,8 @@ func (s *assembly) run(ctx context.Context, ln net.Listener) error {
 	engineErr := <-engineDone
 	stopConnector()
 	connErr := <-connectorDone
-	if s.socketDir != "" {
-		err = errors.Join(err, os.RemoveAll(s.socketDir))
+	if s.removeDir != nil {
+		err = errors.Join(err, s.removeDir())
 	}
 	s.log.Info("engine stopped")
 	return errors.Join(err, engineErr, connErr)

@@ -48,8 +48,9 @@ func (p *prefixer) line(name, text string) {
 	fmt.Fprintf(p.w, "%-7s| %s\n", name, text)
 }
 
-// start runs this program as a child and waits until it says where it listens.
-func start(ctx context.Context, out *prefixer, name string, args ...string) (*child, error) {
+// start runs this program as a child, with apiKey as its key where it takes
+// one, and waits until it says where it listens.
+func start(ctx context.Context, out *prefixer, name, apiKey string, args ...string) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("up: finding this program: %w", err)
@@ -64,6 +65,8 @@ func start(ctx context.Context, out *prefixer, name string, args ...string) (*ch
 	// they drain.
 	c.cmd = exec.Command(self, append(args, "--announce-fd", "3", "--supervised")...) //nolint:noctx,gosec // see above; our own program
 	c.cmd.ExtraFiles = []*os.File{w}
+	// By the environment: arguments can be seen by everyone on the machine.
+	c.cmd.Env = append(os.Environ(), "TANDEM_API_KEY="+apiKey)
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the parent, which ends all in order
 	stdin, err := c.cmd.StdinPipe()
 	if err != nil {

@@ -16,6 +16,8 @@ type engineInfo struct {
 	Version  string        `json:"version"`
 	Kernel   string        `json:"kernel"`
 	Requests int           `json:"requests"`
+	Draining bool          `json:"draining"`
+	Started  int64         `json:"started"` // Unix seconds
 	Tandem   connectorInfo `json:"tandem"`
 }
 

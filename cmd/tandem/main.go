@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -26,7 +27,8 @@ func main() {
 }
 
 func run() error {
-	ctx, stop := signals()
+	var leave leaver
+	ctx, stop := signals(&leave)
 	defer stop()
 	root := &cobra.Command{
 		Use:           "tandem",
@@ -35,13 +37,40 @@ func run() error {
 		SilenceErrors: true,
 		Version:       version,
 	}
-	root.AddCommand(upCommand(), serveCommand(), routeCommand(), statusCommand(), modelCommand(), versionCommand())
+	root.AddCommand(upCommand(&leave), serveCommand(&leave), routeCommand(), statusCommand(), modelCommand(), versionCommand())
 	return root.ExecuteContext(ctx)
+}
+
+// A leaver removes folders with secrets and sockets when the process ends
+// without unwinding.
+type leaver struct {
+	mu   sync.Mutex
+	dirs []string
+}
+
+// tempDir makes a folder and returns what removes it.
+func (l *leaver) tempDir(pattern string) (dir string, remove func() error, err error) {
+	dir, err = os.MkdirTemp("", pattern)
+	if err != nil {
+		return "", nil, fmt.Errorf("making a temporary folder: %w", err)
+	}
+	l.mu.Lock()
+	l.dirs = append(l.dirs, dir)
+	l.mu.Unlock()
+	return dir, func() error { return os.RemoveAll(dir) }, nil
+}
+
+func (l *leaver) clean() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, d := range l.dirs {
+		_ = os.RemoveAll(d) // the process ends now
+	}
 }
 
 // signals returns a context that ends with the first SIGINT or SIGTERM. The
 // second one ends the process at once: whoever sends it does not want to wait.
-func signals() (context.Context, context.CancelFunc) {
+func signals(leave *leaver) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ch := make(chan os.Signal, 2)
 	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM)
@@ -49,6 +78,7 @@ func signals() (context.Context, context.CancelFunc) {
 		<-ch
 		cancel()
 		<-ch
+		leave.clean()
 		os.Exit(130)
 	}()
 	return ctx, cancel

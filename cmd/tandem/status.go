@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -33,19 +34,20 @@ func statusCommand() *cobra.Command {
 // status asks a router for its cluster; an engine answers for itself.
 func status(ctx context.Context, url string, asJSON bool, w io.Writer) error {
 	var s router.Status
-	code, body, err := get(ctx, url+"/status")
+	code, body, err := get(ctx, url+"/status", "")
 	if err != nil {
 		return fmt.Errorf("status: %w; is a router or an engine at %s? give another with --url", err, url)
 	}
 	if code == http.StatusNotFound {
-		code, body, err = get(ctx, url+"/server_info")
+		code, body, err = get(ctx, url+"/server_info", "")
 		if err != nil || code != http.StatusOK {
 			return fmt.Errorf("status: %s is neither a router nor an engine of Tandem (status %d)", url, code)
 		}
 		s = router.Status{Role: "engine", Backends: []router.BackendStatus{{Role: "engine", URL: url, State: "ready", Info: body}}}
 		var info engineInfo
 		if json.Unmarshal(body, &info) == nil {
-			s.Version = info.Version
+			s.Version, s.Ready = info.Version, !info.Draining
+			s.UptimeS = time.Since(time.Unix(info.Started, 0)).Seconds()
 		}
 	} else if err := json.Unmarshal(body, &s); err != nil {
 		return fmt.Errorf("status: %s answered what is no status: %w", url, err)

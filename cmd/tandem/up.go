@@ -28,13 +28,14 @@ type upOptions struct {
 	threads         int
 	sim             bool
 	level           string
+	apiKey          string
 	grace           time.Duration
 	engine          []string // flags passed on to both kinds of engine
 	prefillArgs     []string
 	decodeArgs      []string
 }
 
-func upCommand() *cobra.Command {
+func upCommand(leave *leaver) *cobra.Command {
 	var o upOptions
 	cmd := &cobra.Command{
 		Use:   "up [MODEL]",
@@ -43,7 +44,7 @@ func upCommand() *cobra.Command {
 			"and a cluster token made for the occasion. Without MODEL the default model is used, and fetched when it is missing.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return up(cmd.Context(), o, args, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return up(cmd.Context(), o, args, leave, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	f := cmd.Flags()
@@ -53,9 +54,10 @@ func upCommand() *cobra.Command {
 	f.IntVar(&o.port, "port", 8000, "port of the router, 0 for a free one")
 	f.IntVar(&o.threads, "threads", 0, "threads of each engine; 0 shares the cores among them")
 	f.BoolVar(&o.sim, "sim", false, "no model: synthetic tokens that depend on every KV byte")
+	f.StringVar(&o.apiKey, "api-key", os.Getenv("TANDEM_API_KEY"), "key that clients must send (environment: TANDEM_API_KEY)")
 	f.StringVar(&o.level, "log-level", "info", "debug, info, warn or error")
 	f.DurationVar(&o.grace, "drain-timeout", 15*time.Second, "longest time for each process to finish after Ctrl-C")
-	f.StringArrayVar(&o.engine, "engine-arg", nil, "an argument for every engine, as of `tandem serve`; may be given several times")
+	f.StringArrayVar(&o.engine, "engine-arg", nil, "an argument of tandem serve for every engine, such as --max-model-len=4096; may be given several times")
 	f.StringArrayVar(&o.prefillArgs, "prefill-arg", nil, "an argument for the prefill engines")
 	f.StringArrayVar(&o.decodeArgs, "decode-arg", nil, "an argument for the decode engines")
 	return cmd
@@ -70,9 +72,20 @@ type cluster struct {
 	router  *child
 }
 
-func up(ctx context.Context, o upOptions, args []string, stdout, stderr io.Writer) error {
+func up(ctx context.Context, o upOptions, args []string, leave *leaver, stdout, stderr io.Writer) error {
 	if o.prefill < 1 || o.decode < 1 {
 		return errors.New("up: want at least one prefill and one decode engine")
+	}
+	if o.sim && len(args) > 0 {
+		return fmt.Errorf("up: --sim runs without a model, but %s is given", args[0])
+	}
+	// A port that is taken is known before a model is loaded.
+	ln, err := listen(ctx, o.host, o.port)
+	if err != nil {
+		return err
+	}
+	if err := ln.Close(); err != nil {
+		return err
 	}
 	var model []string
 	if !o.sim {
@@ -82,11 +95,11 @@ func up(ctx context.Context, o upOptions, args []string, stdout, stderr io.Write
 		}
 		model = []string{path}
 	}
-	dir, err := os.MkdirTemp("", "tandem-up-")
+	dir, remove, err := leave.tempDir("tandem-up-")
 	if err != nil {
-		return fmt.Errorf("up: making a folder: %w", err)
+		return err
 	}
-	defer os.RemoveAll(dir) //nolint:errcheck // a temporary folder
+	defer remove() //nolint:errcheck // a temporary folder
 	c := &cluster{opt: o, out: &prefixer{w: stderr}, dir: dir}
 	defer c.end()
 	if err := c.start(ctx, model); err != nil {
@@ -132,7 +145,7 @@ func (c *cluster) start(ctx context.Context, model []string) error {
 			"--kv-transfer-config", string(transfer), "--peer-listen", "127.0.0.1:0", "--peer-socket-dir", c.dir,
 			"--cluster-token-file", token, "--drain-timeout", c.opt.grace.String())
 		args = append(append(args, c.opt.engine...), extra...)
-		wg.Go(func() { c.engines[i], errs[i] = start(ctx, c.out, name, args...) })
+		wg.Go(func() { c.engines[i], errs[i] = start(ctx, c.out, name, c.opt.apiKey, args...) })
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
@@ -147,7 +160,7 @@ func (c *cluster) start(ctx context.Context, model []string) error {
 		args = append(args, flag, e.url)
 	}
 	var err error
-	c.router, err = start(ctx, c.out, "router", args...)
+	c.router, err = start(ctx, c.out, "router", "", args...)
 	return err
 }
 
@@ -169,7 +182,7 @@ func (c *cluster) ready(ctx context.Context) error {
 	waiting := append(append([]*child{}, c.engines...), c.router)
 	for len(waiting) > 0 {
 		e := waiting[0]
-		if status, _, err := get(ctx, e.url+"/health/ready"); err == nil && status == http.StatusOK {
+		if status, _, err := get(ctx, e.url+"/health/ready", ""); err == nil && status == http.StatusOK {
 			waiting = waiting[1:]
 			continue
 		}
@@ -195,7 +208,7 @@ func exitError(c *child) error {
 // that the engines meet, and prints how to go on.
 func (c *cluster) greet(ctx context.Context, w io.Writer) {
 	name := "sim"
-	if status, body, err := get(ctx, c.router.url+"/v1/models"); err == nil && status == http.StatusOK {
+	if status, body, err := get(ctx, c.router.url+"/v1/models", c.opt.apiKey); err == nil && status == http.StatusOK {
 		var models struct{ Data []struct{ ID string } }
 		if json.Unmarshal(body, &models) == nil && len(models.Data) > 0 {
 			name = models.Data[0].ID
@@ -203,7 +216,7 @@ func (c *cluster) greet(ctx context.Context, w io.Writer) {
 	}
 	for range max(c.opt.prefill, c.opt.decode) {
 		body := fmt.Sprintf(`{"model":%q,"prompt":"The engines meet over this prompt.","max_tokens":1}`, name)
-		if err := post(ctx, c.router.url+"/v1/completions", body); err != nil {
+		if err := post(ctx, c.router.url+"/v1/completions", c.opt.apiKey, body); err != nil {
 			c.out.line("up", "the first prompt did not get its answer: "+err.Error())
 		}
 	}
@@ -217,13 +230,17 @@ func (c *cluster) greet(ctx context.Context, w io.Writer) {
 		}
 	}
 	chat := fmt.Sprintf(`{"model":%q,"stream":true,"temperature":0,"max_tokens":80,"messages":[{"role":"user","content":"What is a prime number? Answer in one sentence."}]}`, name)
-	fmt.Fprintf(w, "\nTry it:\n\n  curl -N %s/v1/chat/completions -H 'Content-Type: application/json' -d '%s'\n\n", c.router.url, chat)
-	fmt.Fprintf(w, "Look at it:  tandem status --url %s\nStop it:     Ctrl-C\n\n", c.router.url)
+	key := ""
+	if c.opt.apiKey != "" {
+		key = " -H \"Authorization: Bearer $TANDEM_API_KEY\""
+	}
+	fmt.Fprintf(w, "\nTry it:\n\n  curl -N %s/v1/chat/completions -H 'Content-Type: application/json'%s -d '%s'\n\n", c.router.url, key, chat)
+	fmt.Fprintf(w, "Look at it:  %s status --url %s\nStop it:     Ctrl-C\n\n", os.Args[0], c.router.url)
 }
 
 // peerPaths says how a decode engine reads from the peers it has met.
 func peerPaths(ctx context.Context, e *child) []string {
-	status, body, err := get(ctx, e.url+"/server_info")
+	status, body, err := get(ctx, e.url+"/server_info", "")
 	if err != nil || status != http.StatusOK {
 		return nil
 	}
@@ -250,7 +267,7 @@ func (c *cluster) wait(ctx context.Context) error {
 	}
 	select {
 	case <-ctx.Done():
-		c.out.line("up", "stopping")
+		c.out.line("up", fmt.Sprintf("stopping; running requests have %v, Ctrl-C again stops at once", c.opt.grace))
 		return nil
 	case g := <-gone:
 		return fmt.Errorf("up: %s ended: %w; stopping the others", g.c.name, exitError(g.c))
@@ -272,13 +289,14 @@ func (c *cluster) end() {
 	wg.Wait()
 }
 
-func get(ctx context.Context, url string) (status int, body []byte, err error) {
+func get(ctx context.Context, url, key string) (status int, body []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return 0, nil, err
 	}
+	authorize(req, key)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return 0, nil, err
@@ -288,7 +306,13 @@ func get(ctx context.Context, url string) (status int, body []byte, err error) {
 	return resp.StatusCode, body, err
 }
 
-func post(ctx context.Context, url, body string) error {
+func authorize(req *http.Request, key string) {
+	if key != "" {
+		req.Header.Set("Authorization", "Bearer "+key)
+	}
+}
+
+func post(ctx context.Context, url, key, body string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader([]byte(body)))
@@ -296,6 +320,7 @@ func post(ctx context.Context, url, body string) error {
 		return err
 	}
 	req.Header.Set("Content-Type", "application/json")
+	authorize(req, key)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err
