@@ -92,10 +92,7 @@ type Backend struct {
 // New returns the backend at raw, an http or https URL without a path.
 func New(raw string, role Role, limits Limits) (*Backend, error) {
 	u, err := url.Parse(raw)
-	if err != nil {
-		return nil, fmt.Errorf("backend: reading the %s URL: %w", role, err)
-	}
-	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil {
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil {
 		return nil, fmt.Errorf("backend: %s URL %q: want http://HOST:PORT", role, raw)
 	}
 	dial := &net.Dialer{Timeout: limits.Connect, KeepAlive: 15 * time.Second}

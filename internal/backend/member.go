@@ -56,8 +56,12 @@ func (m Member) unable(role Role) string {
 }
 
 // Misfit returns why two engines cannot exchange KV, or "" where they can as far
-// as they tell: the first factor of m that o has with another value.
-func (m Member) Misfit(o Member) string {
+// as they tell: the first factor of m that o has with another value. The engines
+// are called here and there in the answer.
+func (m Member) Misfit(here string, o Member, there string) string {
+	differ := func(name, mine, other string) string {
+		return fmt.Sprintf("%s is %s on %s and %s on %s", name, clip(mine), here, clip(other), there)
+	}
 	if m.Fingerprint == "" || o.Fingerprint == "" || m.Fingerprint == o.Fingerprint {
 		return ""
 	}
@@ -67,10 +71,10 @@ func (m Member) Misfit(o Member) string {
 	}
 	for _, f := range m.Factors {
 		if v := values[f.Name]; v != f.Value {
-			return fmt.Sprintf("%s is %s there and %s here", f.Name, clip(v), clip(f.Value))
+			return differ(f.Name, f.Value, v)
 		}
 	}
-	return fmt.Sprintf("fingerprint is %s there and %s here", clip(o.Fingerprint), clip(m.Fingerprint))
+	return differ("fingerprint", m.Fingerprint, o.Fingerprint)
 }
 
 func clip(s string) string {

@@ -134,7 +134,7 @@ func TestIncompatiblePeerNamesTheFactor(t *testing.T) {
 		tokens := prompt(32, 1)
 		h, _ := p.grant(t, tokens, 7)
 		r := d.load(t, "r", h, tokens, d.blocksFor(32, 7))
-		if fe, ok := errors.AsType[*FactorError](error(r.Err)); !ok || fe.Factor != "head size" {
+		if fe, ok := errors.AsType[*FactorError](error(r.Err)); !ok || fe.Factor != "head_size" {
 			t.Fatalf("%+v", r)
 		}
 	})

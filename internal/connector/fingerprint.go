@@ -3,6 +3,7 @@ package connector
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"slices"
 	"strconv"
 
 	"tandem/internal/kv"
@@ -22,17 +23,23 @@ const (
 )
 
 // fingerprint appends to the engine's factors those of the layout. What may
-// differ between P and D is left out: TP, block size, pool size, threads.
+// differ between P and D is left out: TP, block size, pool size, threads. A
+// factor of the engine that the layout tells as well is the layout's.
 func fingerprint(own []Factor, l kv.Layout, tp int) []Factor {
-	return append(append([]Factor{
-		{"protocol version", strconv.Itoa(ProtocolVersion)},
-	}, own...),
-		Factor{"layers", strconv.Itoa(l.Layers)},
-		Factor{"KV heads", strconv.Itoa(l.Heads * tp)},
-		Factor{"head size", strconv.Itoa(l.HeadDim)},
-		Factor{"KV type", l.Elem.String()},
-		Factor{"tile layout", "K[d][16] V[16][d]"},
-	)
+	layout := []Factor{
+		{"layers", strconv.Itoa(l.Layers)},
+		{"kv_heads", strconv.Itoa(l.Heads * tp)},
+		{"head_size", strconv.Itoa(l.HeadDim)},
+		{"kv_type", l.Elem.String()},
+		{"tile_layout", "K[d][16] V[16][d]"},
+	}
+	out := []Factor{{"protocol_version", strconv.Itoa(ProtocolVersion)}}
+	for _, f := range own {
+		if !slices.ContainsFunc(layout, func(of Factor) bool { return of.Name == f.Name }) {
+			out = append(out, f)
+		}
+	}
+	return append(out, layout...)
 }
 
 // compareFactors returns a *FactorError for the first factor, in the order of

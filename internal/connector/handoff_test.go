@@ -254,7 +254,14 @@ func TestOffersIsClamped(t *testing.T) {
 func TestFingerprintNamesTheFirstDifference(t *testing.T) {
 	base := []Factor{{"model", "a"}, {"arch", "llama"}, {"arithmetic", "1"}}
 	l := testLayout(1, 1)
-	local := fingerprint(base, l, 1)
+	local := fingerprint(append(slices.Clone(base), Factor{"kv_type", l.Elem.String()}), l, 1)
+	names := map[string]bool{}
+	for _, f := range local {
+		if names[f.Name] || strings.ContainsAny(f.Name, " ABCDEFGHIJKLMNOPQRSTUVWXYZ") {
+			t.Errorf("factor %q stands twice, or is no snake_case", f.Name)
+		}
+		names[f.Name] = true
+	}
 	for i := range local {
 		other := slices.Clone(local)
 		other[i].Value += "x"

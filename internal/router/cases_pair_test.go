@@ -20,7 +20,7 @@ func (s *standIn) tell(role, fingerprint string) *standIn {
 			next.ServeHTTP(w, q)
 			return
 		}
-		fmt.Fprintf(w, `{"version":"test","tandem":{"role":%q,"fingerprint":%q,"factors":[{"name":"layers","value":"2"},{"name":"KV type","value":%q}]}}`,
+		fmt.Fprintf(w, `{"version":"test","tandem":{"role":%q,"fingerprint":%q,"factors":[{"name":"layers","value":"2"},{"name":"kv_type","value":%q}]}}`,
 			role, fingerprint, "type of "+fingerprint)
 	})
 	return s
@@ -85,7 +85,7 @@ func TestWrongMembersAreNamed(t *testing.T) {
 		"swapped roles":        {pr: [2]string{"kv_consumer", "a"}, dr: [2]string{"kv_producer", "a"}, want: []string{"P is", "kv_role is kv_consumer", "--decode"}},
 		"decode does prefill":  {pr: [2]string{"kv_both", "a"}, dr: [2]string{"kv_producer", "a"}, want: []string{"D is", "kv_role is kv_producer", "--prefill"}},
 		"no connector":         {pr: [2]string{"aggregated", ""}, dr: [2]string{"kv_consumer", "a"}, want: []string{"P is", "--kv-transfer-config"}},
-		"other model":          {pr: [2]string{"kv_producer", "a"}, dr: [2]string{"kv_consumer", "b"}, want: []string{"P does", "D:", "KV type is type of b there and type of a here"}},
+		"other model":          {pr: [2]string{"kv_producer", "a"}, dr: [2]string{"kv_consumer", "b"}, want: []string{"P does", "D:", "kv_type is type of a on P and type of b on D"}},
 		"a router":             {p: front2, dr: [2]string{"kv_consumer", "a"}, want: []string{"P is", "is a router"}},
 		"the peer port":        {p: silentPort, dr: [2]string{"kv_consumer", "a"}, want: []string{"P is down"}},
 		"a port of nobody":     {pr: [2]string{"kv_producer", "a"}, d: func(*testing.T) string { return closed.URL }, want: []string{"D is down", "refused"}},
@@ -158,7 +158,7 @@ func TestOnlyFittingEnginesArePaired(t *testing.T) {
 	if b, _ := lonely.got(); len(b) != 0 {
 		t.Errorf("an engine that fits nobody was asked %d times", len(b))
 	}
-	if _, all := get(t, url+"/status"); !strings.Contains(all, `"state":"no partner"`) || !strings.Contains(all, "type of c here") {
+	if _, all := get(t, url+"/status"); !strings.Contains(all, `"state":"no partner"`) || !strings.Contains(all, "type of c on ") {
 		t.Errorf("status: %s", all)
 	}
 	vllm := newStandIn(t, "vLLM")

@@ -10,7 +10,7 @@ import (
 
 // misfit returns why a prefill and a decode engine cannot exchange KV, or "".
 func misfit(p, d *backend.Backend) string {
-	why := p.View().Member.Misfit(d.View().Member)
+	why := p.View().Member.Misfit(p.Name(), d.View().Member, d.Name())
 	if why == "" {
 		return ""
 	}

@@ -128,8 +128,8 @@ func (m *Model) Info() spec.ModelInfo {
 		Fingerprint: []spec.Factor{
 			{Name: "model", Value: "sim-" + strconv.FormatUint(c.Seed, 16)},
 			{Name: "architecture", Value: "sim"},
-			{Name: "arithmetic version", Value: "1"},
-			{Name: "end every", Value: strconv.Itoa(c.EOSEvery)},
+			{Name: "arithmetic", Value: "1"},
+			{Name: "end_every", Value: strconv.Itoa(c.EOSEvery)},
 			{Name: "vocabulary", Value: strconv.Itoa(c.Vocab)},
 		},
 	}
