@@ -221,30 +221,51 @@ func (s *Scheduler) drop(r *request) {
 	}
 }
 
+// Finishes counts finished requests by Reason.
+type Finishes [LoadFailed + 1]uint64
+
+// MarshalJSON writes an object with the reasons in the words of the API.
+func (f Finishes) MarshalJSON() ([]byte, error) {
+	var b []byte
+	for r, n := range f {
+		if name := Reason(r).String(); name != "" {
+			b = fmt.Appendf(b, ",%q:%d", name, n)
+		}
+	}
+	b[0] = '{'
+	return append(b, '}'), nil
+}
+
 // Totals are sums over all requests so far. They only grow.
 type Totals struct {
-	Finished    [LoadFailed + 1]uint64 // by Reason
-	Preemptions uint64
-	FailedLoads uint64
+	Finished    Finishes `json:"finished"`
+	Preemptions uint64   `json:"preemptions"`
+	FailedLoads uint64   `json:"failed_loads"`
 
 	// Tokens of the prompts whose first token was sampled, by where their KV
 	// came from: the last four add up to Prompt.
-	Prompt, Local, Loaded, Recomputed, Computed uint64
-	Redone, Output                              uint64 // tokens
+	Prompt     uint64 `json:"prompt_tokens"`
+	Local      uint64 `json:"local_tokens"`
+	Loaded     uint64 `json:"loaded_tokens"`
+	Recomputed uint64 `json:"recomputed_tokens"`
+	Computed   uint64 `json:"computed_tokens"`
+
+	Redone uint64 `json:"redone_tokens"`
+	Output uint64 `json:"output_tokens"`
 }
 
-// Stats is a snapshot.
+// Stats is a snapshot. As JSON it is a part of /server_info.
 type Stats struct {
-	Running int
-	Waiting int // queued, with or without blocks
-	Loading int
-	Parked  int // of Waiting: load ended, waits for a place in the batch
+	Running int `json:"running"`
+	Waiting int `json:"waiting"` // queued, with or without blocks
+	Loading int `json:"loading"`
+	Parked  int `json:"parked"` // of Waiting: load ended, waits for a place in the batch
 
-	Blocks  int // in the pool
-	Free    int // can be given out; indexed ones among them
-	Indexed int // in the prefix index
-	Held    int // quarantined: of aborted requests whose load still runs
-	Leased  int // handed over and not released, counted per lease
+	Blocks  int `json:"blocks"`  // in the pool
+	Free    int `json:"free"`    // can be given out; indexed ones among them
+	Indexed int `json:"indexed"` // in the prefix index
+	Held    int `json:"held"`    // quarantined: of aborted requests whose load still runs
+	Leased  int `json:"leased"`  // handed over and not released, counted per lease
 
 	Totals
 }
