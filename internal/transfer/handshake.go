@@ -164,7 +164,7 @@ func challenge(c net.Conn, me identity, deadline time.Time) (h hello, accept fun
 	if err := c.SetDeadline(deadline); err != nil {
 		return hello{}, nil, err
 	}
-	f, err := readFrame(c, maxHello)
+	f, err := readFirst(c)
 	if err != nil {
 		return hello{}, nil, err
 	}

@@ -47,7 +47,8 @@ type HostConfig struct {
 
 	Limits Limits
 
-	// Log gets one line for each refused connection. Nil: nothing is logged.
+	// Log gets a line for a refused connection, at most one in ten seconds for
+	// each host they come from. Nil: nothing is logged.
 	Log *slog.Logger
 }
 
@@ -133,6 +134,7 @@ type Host struct {
 	wg     sync.WaitGroup
 	counts struct{ accepted, refused, bad, evicted, next atomic.Uint64 }
 	dials  dialer
+	quiet  quiet // of the log lines of refuse
 
 	mu       sync.Mutex
 	stopped  bool
@@ -401,22 +403,6 @@ func (h *Host) greet(c net.Conn) {
 			h.serveDescriptors(c, s)
 		}
 	}
-}
-
-// refuse answers a connection that did not get through the handshake. The
-// caller closes it.
-func (h *Host) refuse(c net.Conn, err error) {
-	var refused *RefusedError
-	switch {
-	case errors.As(err, &refused):
-		h.counts.refused.Add(1)
-	case isProtocol(err):
-		h.counts.bad.Add(1)
-	default:
-		return // it ended, or was silent for too long
-	}
-	h.cfg.Log.Warn("refusing a connection", "from", c.RemoteAddr().String(), "error", err)
-	_, _ = c.Write(encodeFrame(frame{Type: frameError, Body: encodeError(err)}))
 }
 
 func (h *Host) session(id uint64, incarnation [16]byte) *serverConn {

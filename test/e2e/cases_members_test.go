@@ -39,9 +39,9 @@ func TestRouterNamesWrongMembers(t *testing.T) {
 		"swapped roles":     {d.URL, p.URL, d.URL, []string{"kv_role is kv_consumer", "--decode"}},
 		"decode is a P":     {p.URL, p.URL, p.URL, []string{"kv_role is kv_producer", "--prefill"}},
 		"no connector":      {p.URL, alone.URL, alone.URL, []string{"--kv-transfer-config"}},
-		"the peer port":     {peerPort, d.URL, peerPort, []string{"is down"}},
+		"the peer port":     {peerPort, d.URL, peerPort, []string{"is not ready", "peer port"}},
 		"a port of nobody":  {p.URL, "http://127.0.0.1:1", "http://127.0.0.1:1", []string{"is down", "refused"}},
-		"another KV type":   {p.URL, wide.URL, wide.URL, []string{"KV type is f32 there and f16 here"}},
+		"another KV type":   {p.URL, wide.URL, wide.URL, []string{"kv_type is f16 on " + strings.TrimPrefix(p.URL, "http://") + " and f32 on " + strings.TrimPrefix(wide.URL, "http://")}},
 		"everything is new": {p.URL, d.URL, "", nil},
 	} {
 		r := cluster.Start(t, "router", "route", "--port", "0", "--prefill", c.prefill, "--decode", c.decode)

@@ -1,0 +1,85 @@
+package transfer
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// lines is a log that goroutines write to.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func TestHTTPOnThePeerPortIsToldSo(t *testing.T) {
+	var log lines
+	h := startHost(t, HostConfig{Log: slog.New(slog.NewTextHandler(&log, nil))}, nil)
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodOptions} {
+		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+h.Addr()+"/v1/completions", strings.NewReader(strings.Repeat("x", 20_000)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatalf("%s: %v", method, err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || resp.StatusCode != http.StatusBadRequest || !strings.Contains(string(body), "peer port") || strings.Count(string(body), "\n") != 1 {
+			t.Errorf("%s: %d %q %v", method, resp.StatusCode, body, err)
+		}
+	}
+	if n := strings.Count(log.String(), "refusing a connection"); n != 1 {
+		t.Errorf("%d lines about one source:\n%s", n, log.String())
+	}
+	if n := h.Stats().BadFrames; n != 5 {
+		t.Errorf("%d bad frames counted", n)
+	}
+}
+
+func TestRefusalsOfOneSourceAreLoggedSeldom(t *testing.T) {
+	var q quiet
+	now := time.Unix(1, 0)
+	said := func(source string, wantMissed int, want bool) {
+		t.Helper()
+		if missed, ok := q.speak(source, now); missed != wantMissed || ok != want {
+			t.Errorf("%s: %d, %v, want %d, %v", source, missed, ok, wantMissed, want)
+		}
+	}
+	said("a", 0, true)
+	said("a", 0, false)
+	said("a", 0, false)
+	said("b", 0, true)
+	now = now.Add(quietFor)
+	said("a", 2, true)
+	said("a", 0, false)
+	for i := range 10 * maxQuiets {
+		q.speak(fmt.Sprint(i), now)
+	}
+	if len(q.from) > maxQuiets+1 {
+		t.Errorf("%d sources are remembered", len(q.from))
+	}
+	said("new", 0, false) // with the others that have no place
+	now = now.Add(quietFor)
+	said("new", 0, true)
+}
