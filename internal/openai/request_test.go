@@ -3,6 +3,7 @@ package openai
 import (
 	"encoding/json"
 	"math"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -121,6 +122,21 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestRequestIDsAreTheClientsWhereTheyAreUsable(t *testing.T) {
+	for id, kept := range map[string]bool{
+		"a": true, "a-1!~": true, strings.Repeat("x", 256): true,
+		"": false, strings.Repeat("x", 257): false, "a b": false, "a\x7f": false, "a\tb": false, "é": false,
+	} {
+		got := RequestID(http.Header{"X-Request-Id": {id}})
+		if kept != (got == id) || got == "" {
+			t.Errorf("%q became %q", id, got)
+		}
+	}
+	if RequestID(http.Header{}) == RequestID(http.Header{}) {
+		t.Error("two requests have one id")
+	}
 }
 
 // BenchmarkRefusal prints what refusing half a million stop strings costs

@@ -11,8 +11,6 @@ package router
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
@@ -22,6 +20,7 @@ import (
 	"time"
 
 	"tandem/internal/backend"
+	"tandem/internal/openai"
 )
 
 // Config is what a router is made from.
@@ -233,7 +232,7 @@ func (r *Router) toDecode(w http.ResponseWriter, q *http.Request) {
 		noBackend(backend.Decode).write(w)
 		return
 	}
-	resp, err := b.Post(q.Context(), q.URL.Path, legHeader(q, requestID(q)), body)
+	resp, err := b.Post(q.Context(), q.URL.Path, legHeader(q, openai.RequestID(q.Header)), body)
 	if err != nil {
 		outcome{err: err}.failure(&flow{attempts: 1}).write(w)
 		return
@@ -255,22 +254,6 @@ func (r *Router) read(w http.ResponseWriter, q *http.Request) ([]byte, *failure)
 		return nil, bad("", "the body could not be read")
 	}
 	return body, nil
-}
-
-// requestID returns the client's id where it is usable, else a new one. It is a
-// label: nothing is keyed by it.
-func requestID(q *http.Request) string {
-	id := q.Header.Get("X-Request-Id")
-	ok := id != "" && len(id) <= 256
-	for i := 0; ok && i < len(id); i++ {
-		ok = id[i] > ' ' && id[i] < 0x7f
-	}
-	if ok {
-		return id
-	}
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
 }
 
 // passed are the client's headers that both legs see.

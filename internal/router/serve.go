@@ -73,7 +73,7 @@ func routeLabel(h string) string {
 // parse reads what the router must know of a request. The returned call has at
 // least its id and path.
 func (r *Router) parse(w http.ResponseWriter, q *http.Request) (*call, *failure) {
-	c := &call{r: r, path: q.URL.Path, id: requestID(q), n: 1}
+	c := &call{r: r, path: q.URL.Path, id: openai.RequestID(q.Header), n: 1}
 	c.header = legHeader(q, c.id)
 	raw, fail := r.read(w, q)
 	if fail != nil {

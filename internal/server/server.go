@@ -2,10 +2,8 @@ package server
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
@@ -171,7 +169,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	begun := time.Now()
 	rec := &recorder{ResponseWriter: w}
 	openai.Arm(http.NewResponseController(rec), s.cfg.WriteTimeout)
-	rec.Header().Set("X-Request-Id", requestID(q))
+	rec.Header().Set("X-Request-Id", openai.RequestID(q.Header))
 	label := q.URL.Path
 	r, ok := s.routes[label]
 	if id, is := strings.CutPrefix(label, "/v1/models/"); !ok && is {
@@ -213,22 +211,6 @@ func (s *Server) allowed(q *http.Request) bool {
 	scheme, token, _ := strings.Cut(q.Header.Get("Authorization"), " ")
 	sum := sha256.Sum256([]byte(token))
 	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(sum[:], s.key[:]) == 1
-}
-
-// requestID returns the client's X-Request-Id where it is printable and short,
-// else a new one.
-func requestID(q *http.Request) string {
-	id := q.Header.Get("X-Request-Id")
-	ok := id != "" && len(id) <= 256
-	for i := 0; ok && i < len(id); i++ {
-		ok = id[i] > ' ' && id[i] <= '~'
-	}
-	if ok {
-		return id
-	}
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
 }
 
 // read returns the body of q, at most MaxBody bytes.
