@@ -28,8 +28,8 @@ var peerStateNames = [...]string{"idle", "handshake", "reconnecting", "ready"}
 func (s peerState) String() string { return peerStateNames[s] }
 
 var peerMoves = [...][]peerState{
-	peerIdle:    {peerShaking},
-	peerShaking: {peerReady, peerIdle, peerWaiting},
+	peerIdle:    {peerShaking, peerWaiting},
+	peerShaking: {peerReady, peerIdle},
 	peerWaiting: {peerShaking, peerIdle},
 	peerReady:   {peerIdle, peerShaking},
 }
@@ -184,7 +184,7 @@ func (t *peerTable) want(ev wantEvent, now time.Time, e *peerEffects) {
 		t.shake(p, e)
 	case peerIdle:
 		if p.retry.After(now) {
-			p.state = peerWaiting
+			p.move(peerWaiting)
 			return
 		}
 		t.shake(p, e)
