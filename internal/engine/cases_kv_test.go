@@ -46,8 +46,7 @@ func TestIdleEngineTakesItsBlocksBack(t *testing.T) {
 		if u := d.run(t, r).last.Usage; u.Loaded == 0 {
 			t.Fatalf("nothing was read: %+v", u)
 		}
-		// Far below the lease's 30 s, with room for a busy machine.
-		settles(t, p, 2*time.Second)
+		settles(t, p, 20*time.Second) // a guard below the lease's 30 s
 		if n := p.Status().Stats.Prompt; n != steps {
 			t.Errorf("P computed %d tokens meanwhile", n-steps)
 		}

@@ -63,7 +63,7 @@ func (b bench) settled(t *testing.T) {
 	}
 	// The loop has ended: what leases gave back last is still to be taken. None
 	// of it waits for a deadline.
-	limit := time.After(5 * time.Second)
+	limit := time.After(20 * time.Second)
 	for b.core.sched.Stats().Leased > 0 {
 		select {
 		case blocks := <-b.cfg.Connector.Freed():
