@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -13,9 +15,12 @@ import (
 //
 // Message and Param never hold bytes of the request that were not checked.
 type Error struct {
-	Status  int    // HTTP status, also the member "code"
-	Type    string // such as BadRequestError
-	Param   string // field at fault, "" for none
+	Status int    // HTTP status, also the member "code"
+	Type   string // such as BadRequestError
+	Param  string // field at fault, "" for none
+
+	// Message may be what is to be said of Param, such as "is missing": clients
+	// that show messages alone get it with the field in front.
 	Message string
 
 	// Reason is a stable word for programs, "" for none. It is a member that
@@ -27,11 +32,15 @@ type Error struct {
 const ReasonContextLength = "context_length_exceeded"
 
 // Error returns the field and the message.
-func (e *Error) Error() string {
-	if e.Param == "" {
-		return "openai: " + e.Message
+func (e *Error) Error() string { return "openai: " + e.Text() }
+
+// Text returns the message so that it is complete without Param.
+func (e *Error) Text() string {
+	first, _ := utf8.DecodeRuneInString(e.Message)
+	if e.Param == "" || unicode.IsUpper(first) || strings.HasPrefix(e.Message, e.Param) {
+		return e.Message
 	}
-	return "openai: " + e.Param + ": " + e.Message
+	return e.Param + ": " + e.Message
 }
 
 // MarshalJSON writes the whole error body.
@@ -43,7 +52,7 @@ func (e *Error) MarshalJSON() ([]byte, error) {
 		Code    int     `json:"code"`
 		Reason  string  `json:"reason,omitempty"`
 	}
-	in := inner{Message: e.Message, Type: e.Type, Code: e.Status, Reason: e.Reason}
+	in := inner{Message: e.Text(), Type: e.Type, Code: e.Status, Reason: e.Reason}
 	if e.Param != "" {
 		in.Param = &e.Param
 	}

@@ -76,7 +76,7 @@ func TestLogprobObjectsAreOrderedAndStrict(t *testing.T) {
 
 func TestErrorForm(t *testing.T) {
 	raw, err := json.Marshal(Bad("n", "must be %d", 1))
-	if err != nil || string(raw) != `{"error":{"message":"must be 1","type":"BadRequestError","param":"n","code":400}}` {
+	if err != nil || string(raw) != `{"error":{"message":"n: must be 1","type":"BadRequestError","param":"n","code":400}}` {
 		t.Errorf("%s %v", raw, err)
 	}
 	raw, err = json.Marshal(NewError(503, "", "x"))
@@ -134,7 +134,7 @@ func TestRequestIDsAreTheClientsWhereTheyAreUsable(t *testing.T) {
 			t.Errorf("%q became %q", id, got)
 		}
 	}
-	if RequestID(http.Header{}) == RequestID(http.Header{}) {
+	if one, other := RequestID(http.Header{}), RequestID(http.Header{}); one == other {
 		t.Error("two requests have one id")
 	}
 }
