@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,6 +28,7 @@ const (
 	headerLoaded     = "X-Tandem-Loaded-Tokens"
 	headerRecomputed = "X-Tandem-Recomputed-Tokens"
 	headerHandoff    = "X-Tandem-Handoff" // returned-unread: the prompt is computed here as a whole
+	headerIgnored    = "X-Tandem-Ignored" // unknown fields of the request, with commas between
 )
 
 // A form writes answers of one endpoint.
@@ -75,6 +77,8 @@ type call struct {
 // back.
 func (s *Server) generate(w http.ResponseWriter, q *http.Request, prefix string, prepare func(c *call, raw []byte) error) {
 	begun := time.Now()
+	q, done := s.stopper.Bind(q)
+	defer done()
 	c := &call{s: s, w: w, q: q, id: prefix + w.Header().Get("X-Request-Id"), created: begun.Unix()}
 	raw, err := s.read(w, q)
 	if err == nil {
@@ -106,6 +110,7 @@ func (c *call) admit(raw []byte, prepare func(c *call, raw []byte) error) error 
 	}
 	if n := len(c.common.Ignored); n > 0 {
 		c.s.cfg.Log.Warn("unknown fields ignored", "id", c.id, "fields", c.common.Ignored)
+		c.w.Header().Set(headerIgnored, strings.Join(c.common.Ignored, ","))
 	}
 	if params.Handoff != nil && c.jobs[0].req.PromptLogprobs >= 0 {
 		c.w.Header().Set(headerHandoff, "returned-unread")
@@ -156,7 +161,7 @@ func (c *call) serveBody() error {
 		return err
 	}
 	if err := c.q.Context().Err(); err != nil {
-		return &goneError{err}
+		return err
 	}
 	u := c.total()
 	h := c.w.Header()

@@ -20,7 +20,14 @@ func (e *goneError) Unwrap() error { return e.err }
 // end answers an error, ends all streams and logs the request.
 func (c *call) end(begun time.Time, err error) {
 	var gone *goneError
-	left := errors.As(err, &gone) || err != nil && c.q.Context().Err() != nil
+	left := errors.As(err, &gone)
+	if err != nil && !left && c.q.Context().Err() != nil {
+		if openai.Stopping(c.q.Context()) {
+			err = openai.ErrStopping
+		} else {
+			left = true
+		}
+	}
 	for _, j := range c.jobs {
 		switch {
 		case j.stream == nil:
@@ -33,10 +40,13 @@ func (c *call) end(begun time.Time, err error) {
 	outcome, status := "ok", http.StatusOK
 	switch {
 	case left:
-		outcome, status = "client gone", StatusClientGone
+		outcome, status = "client_gone", StatusClientGone
 	case err != nil:
 		e := c.fail(err)
 		outcome, status = e.Type, e.Status
+		if errors.Is(err, openai.ErrStopping) {
+			outcome = "shutdown"
+		}
 	}
 	if r, ok := c.w.(*recorder); ok {
 		r.status = status // a stream that failed was begun with 200

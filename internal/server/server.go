@@ -88,6 +88,7 @@ type Server struct {
 	key      [sha256.Size]byte
 	started  time.Time
 	draining atomic.Bool
+	stopper  openai.Stopper
 	widest   int // bytes of the longest token
 	routes   map[string]route
 }
@@ -160,6 +161,12 @@ func New(cfg Config) (*Server, error) {
 // Drain makes new requests a 503 and /health/ready not ready. Running requests
 // go on.
 func (s *Server) Drain() { s.draining.Store(true) }
+
+// Stop ends the generating requests that run, and those that still come: each
+// client is told that the server is shutting down, in a stream with an error
+// event and the end mark. It does not wait for them. It is for the end of a
+// drain.
+func (s *Server) Stop() { s.stopper.Stop() }
 
 // Handler returns the handler of all paths.
 func (s *Server) Handler() http.Handler { return s }

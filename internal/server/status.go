@@ -27,6 +27,7 @@ type rule struct {
 var rules = []rule{
 	{engine.ErrOverloaded, http.StatusTooManyRequests, "", "too many requests run and wait here; try again later"},
 	{engine.ErrDraining, http.StatusServiceUnavailable, "", "the engine is shutting down and takes no new requests"},
+	{openai.ErrStopping, http.StatusServiceUnavailable, "", "the server is shutting down"},
 	{engine.ErrClosed, http.StatusServiceUnavailable, "", "the engine is not running"},
 	{engine.ErrStalled, http.StatusServiceUnavailable, "", "the engine makes no progress"},
 	{engine.ErrSlowReader, http.StatusRequestTimeout, "", "the answer was not read in time"},
