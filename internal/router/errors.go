@@ -8,28 +8,18 @@ import (
 	"strconv"
 
 	"tandem/internal/backend"
+	"tandem/internal/openai"
 )
 
 // A failure is an answer that the router makes itself, or passes on from an
 // engine when body is set.
 type failure struct {
 	status  int
-	kind    string // error.type
+	kind    string // error.type: as engines have it, or what only a router meets
 	message string
 	param   string
 	body    []byte // an engine's own error body
 	retry   int    // Retry-After in seconds, 0: none
-}
-
-// errorBody is the error object of OpenAI's API in vLLM's form: code is the
-// HTTP status.
-type errorBody struct {
-	Error struct {
-		Message string  `json:"message"`
-		Type    string  `json:"type"`
-		Param   *string `json:"param"`
-		Code    int     `json:"code"`
-	} `json:"error"`
 }
 
 // json returns the body to send.
@@ -37,12 +27,7 @@ func (f *failure) json() []byte {
 	if f.body != nil {
 		return f.body
 	}
-	var b errorBody
-	b.Error.Message, b.Error.Type, b.Error.Code = f.message, f.kind, f.status
-	if f.param != "" {
-		b.Error.Param = &f.param
-	}
-	out, err := json.Marshal(b)
+	out, err := json.Marshal(&openai.Error{Status: f.status, Type: f.kind, Param: f.param, Message: f.message})
 	if err != nil {
 		panic(err) // strings and numbers always marshal
 	}
@@ -55,13 +40,28 @@ func (f *failure) write(w http.ResponseWriter) {
 	if f.retry > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(f.retry))
 	}
+	if r, ok := w.(*recorder); ok {
+		r.outcome = f.kind
+	}
 	w.WriteHeader(f.status)
 	// The client may be gone; there is nobody else to tell.
 	_, _ = w.Write(f.json())
 }
 
 func bad(param, format string, args ...any) *failure {
-	return &failure{status: http.StatusBadRequest, kind: "invalid_request_error", param: param, message: fmt.Sprintf(format, args...)}
+	return as(openai.Bad(param, format, args...))
+}
+
+// as returns an answer that engines give as well.
+func as(e *openai.Error) *failure {
+	return &failure{status: e.Status, kind: e.Type, param: e.Param, message: e.Message}
+}
+
+// shutdown is what requests are told that the router cannot wait for.
+func shutdown() *failure {
+	f := as(openai.NewError(http.StatusServiceUnavailable, "", "%s", openai.ErrStopping))
+	f.retry = 1
+	return f
 }
 
 // noBackend says that no backend of a role can serve.
@@ -74,6 +74,9 @@ func noBackend(role backend.Role) *failure {
 
 // failure turns a leg's outcome into the answer the client gets.
 func (o outcome) failure(f *flow) *failure {
+	if o.refusal != "" {
+		return &failure{status: http.StatusBadGateway, kind: "bad_hand_off", message: o.refusal}
+	}
 	if o.status != 0 {
 		out := &failure{status: o.status, kind: "engine_error", body: o.body}
 		if !json.Valid(o.body) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"tandem/internal/backend"
 )
@@ -34,6 +35,27 @@ type outcome struct {
 	body    []byte          // of an answer that is no success
 	handoff json.RawMessage // of a prefill leg, "" where P gave none
 	err     error           // where there was no answer
+	message string          // what the engine says of its failure
+	param   string          // which field it blames
+	refusal string          // a refused hand-off, which is no fault of the client
+}
+
+// answered is the outcome of a leg that was answered, but not with success.
+func answered(status int, body []byte) outcome {
+	var e struct {
+		Error struct {
+			Message string `json:"message"`
+			Param   string `json:"param"`
+		} `json:"error"`
+	}
+	_ = json.Unmarshal(body, &e) // what has another form says nothing
+	return outcome{status: status, body: body, message: e.Error.Message, param: e.Error.Param}
+}
+
+// refuses reports whether the engine refuses what the router put into the leg.
+// Clients cannot send kv_transfer_params, so P and D do not go together.
+func (o outcome) refuses() bool {
+	return o.status/100 == 4 && strings.HasPrefix(o.param, "kv_transfer_params")
 }
 
 // ok reports whether the leg did what it was for.
@@ -43,7 +65,7 @@ func (o outcome) ok() bool { return o.status/100 == 2 }
 // answer, or the engine says that the fault is its own. What a client did wrong
 // stays wrong elsewhere.
 func (o outcome) retryable() bool {
-	return o.status == 0 || o.status >= 500 && o.status != http.StatusNotImplemented || o.status == http.StatusTooManyRequests
+	return o.status == 0 || o.refusal != "" || o.status >= 500 && o.status != http.StatusNotImplemented || o.status == http.StatusTooManyRequests
 }
 
 // An effect is what the shell must do next.
@@ -102,6 +124,9 @@ func (f *flow) picked(role backend.Role, b *backend.Backend) []effect {
 // prefilled takes the outcome of the prefill leg.
 func (f *flow) prefilled(o outcome) []effect {
 	if !o.ok() {
+		if o.refuses() {
+			o.refusal = fmt.Sprintf("prefill engine %s makes no hand-off: %s", f.prefill.Name(), o.message)
+		}
 		return f.again(f.prefill, o)
 	}
 	if len(o.handoff) == 0 {
@@ -119,6 +144,10 @@ func (f *flow) decoded(o outcome) []effect {
 	if o.ok() {
 		f.handoff = nil
 		return []effect{{act: actStream}}
+	}
+	if f.handoff != nil && o.refuses() {
+		o.refusal = fmt.Sprintf("decode engine %s refused the hand-off of prefill engine %s: %s; they hold different cluster tokens, or one was restarted",
+			f.decode.Name(), f.prefill.Name(), o.message)
 	}
 	return f.again(f.decode, o)
 }

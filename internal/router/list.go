@@ -18,6 +18,9 @@ import (
 // maxEvent bounds one event of a stream that is taken apart.
 const maxEvent = 16 << 20
 
+// headerIgnored is an engine's: fields of the request that had no effect.
+const headerIgnored = "X-Tandem-Ignored"
+
 // A piece is one event of one flow of a list, or the flow's end.
 type piece struct {
 	flow int
@@ -29,7 +32,7 @@ type piece struct {
 
 // serveList answers a list of prompts: one flow each, merged by index. The
 // first failure ends all: the client gets one defined error.
-func (c *call) serveList(w http.ResponseWriter, q *http.Request) {
+func (c *call) serveList(w *recorder, q *http.Request) {
 	ctx, cancel := context.WithCancel(q.Context())
 	pieces := make(chan piece)
 	var wg sync.WaitGroup
@@ -68,8 +71,14 @@ func (c *call) serveList(w http.ResponseWriter, q *http.Request) {
 			return
 		}
 	}
-	if q.Context().Err() == nil {
+	switch why := left(q.Context()); {
+	case why == "":
 		m.finish()
+	case m.out == nil || why != stopped:
+		w.leave(q.Context())
+	default:
+		m.out.abort(shutdown())
+		w.outcome = stopped
 	}
 }
 
@@ -87,6 +96,9 @@ func (c *call) listFlow(ctx context.Context, prompt json.RawMessage, send func(p
 	body := io.MultiReader(bytes.NewReader(leg.first), leg.resp.Body)
 	if !c.stream {
 		data, err := io.ReadAll(io.LimitReader(body, 64<<20))
+		if ctx.Err() != nil {
+			return
+		}
 		if err != nil {
 			send(piece{fail: outcome{err: &backend.TransportError{Backend: leg.flow.decode.Name(), Err: err}}.failure(leg.flow)})
 			return
@@ -109,6 +121,9 @@ func (c *call) listFlow(ctx context.Context, prompt json.RawMessage, send func(p
 			return
 		}
 	}
+	if ctx.Err() != nil {
+		return
+	}
 	leg.flow.decode.Suspect()
 	send(piece{fail: cut(leg.flow.decode.Name())})
 }
@@ -116,7 +131,7 @@ func (c *call) listFlow(ctx context.Context, prompt json.RawMessage, send func(p
 // A merge puts the answers of a list's flows together.
 type merge struct {
 	call    *call
-	w       http.ResponseWriter
+	w       *recorder
 	out     *output // of a stream that has begun
 	id      json.RawMessage
 	created json.RawMessage
@@ -138,7 +153,7 @@ func (m *merge) add(p piece) bool {
 	}
 	if !m.call.stream {
 		if m.flows == 0 {
-			m.call.describeList(m.w.Header(), p.leg.flow)
+			m.call.describeList(m.w.Header(), p.leg)
 		}
 		m.flows++
 		m.answers[p.flow] = p.data
@@ -149,7 +164,7 @@ func (m *merge) add(p piece) bool {
 	}
 	if m.out == nil {
 		h := m.w.Header()
-		m.call.describeList(h, p.leg.flow)
+		m.call.describeList(h, p.leg)
 		h.Set("Content-Type", "text/event-stream; charset=utf-8")
 		h.Set("Cache-Control", "no-cache")
 		m.w.WriteHeader(http.StatusOK)
@@ -309,7 +324,11 @@ func addNumbers(to, from map[string]any) {
 
 // describeList is describe for a list: the engines named are those of the flow
 // that answered first.
-func (c *call) describeList(h http.Header, f *flow) {
+func (c *call) describeList(h http.Header, leg *begun) {
+	f := leg.flow
 	c.describe(h, f)
+	if v := leg.resp.Header.Get(headerIgnored); v != "" {
+		h.Set(headerIgnored, v)
+	}
 	h.Set(headerRoute, h.Get(headerRoute)+"; prompts="+strconv.Itoa(len(c.list)))
 }

@@ -59,6 +59,7 @@ type Router struct {
 	decode   *backend.Pool
 	started  time.Time
 	releases sync.WaitGroup
+	stopper  openai.Stopper
 }
 
 // New returns a router over the engines of cfg. A list may not be empty: a
@@ -114,45 +115,13 @@ func (r *Router) Run(ctx context.Context) error {
 	return nil
 }
 
+// Stop ends the calls that run, and those that still come: each client is told
+// that the server is shutting down, in a stream with an error event and the end
+// mark. It does not wait for them. It is for the end of a drain.
+func (r *Router) Stop() { r.stopper.Stop() }
+
 // Ready reports whether a pair can serve.
 func (r *Router) Ready() bool { return r.unready() == nil }
-
-// Handler returns the HTTP front.
-func (r *Router) Handler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST /v1/completions", r.serve)
-	mux.HandleFunc("POST /v1/chat/completions", r.serve)
-	mux.HandleFunc("GET /v1/models", r.fromDecode)
-	mux.HandleFunc("GET /v1/models/{id}", r.fromDecode)
-	mux.HandleFunc("POST /tokenize", r.toDecode)
-	mux.HandleFunc("POST /detokenize", r.toDecode)
-	mux.HandleFunc("GET /health", r.health)
-	mux.HandleFunc("GET /health/ready", r.health)
-	mux.HandleFunc("GET /ping", r.health)
-	mux.HandleFunc("GET /status", r.status)
-	mux.HandleFunc("GET /server_info", func(w http.ResponseWriter, _ *http.Request) {
-		// For a router that was given this URL as an engine's.
-		writeJSON(w, map[string]any{"version": r.cfg.Version, "tandem": backend.Member{Role: "router"}})
-	})
-	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, map[string]string{"version": r.cfg.Version})
-	})
-	if r.cfg.MetricsHandler != nil {
-		mux.Handle("GET /metrics", r.cfg.MetricsHandler)
-	}
-	mux.HandleFunc("/", func(w http.ResponseWriter, q *http.Request) {
-		(&failure{status: http.StatusNotFound, kind: "not_found_error", message: "no route for " + q.Method + " on this path"}).write(w)
-	})
-	return mux
-}
-
-func (r *Router) health(w http.ResponseWriter, _ *http.Request) {
-	if fail := r.unready(); fail != nil {
-		fail.write(w)
-		return
-	}
-	writeJSON(w, map[string]string{"status": "ok"})
-}
 
 // Status is the answer of GET /status.
 type Status struct {
@@ -249,9 +218,9 @@ func (r *Router) read(w http.ResponseWriter, q *http.Request) ([]byte, *failure)
 	var large *http.MaxBytesError
 	switch {
 	case errors.As(err, &large):
-		return nil, &failure{status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", message: "the body is too large"}
+		return nil, as(openai.NewError(http.StatusRequestEntityTooLarge, "", "the body has more than %d bytes", r.cfg.MaxBody))
 	case err != nil:
-		return nil, bad("", "the body could not be read")
+		return nil, bad("", "the body could not be read to its end")
 	}
 	return body, nil
 }

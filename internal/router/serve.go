@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strconv"
@@ -42,9 +43,12 @@ type call struct {
 // serve answers the two generating endpoints.
 func (r *Router) serve(w http.ResponseWriter, q *http.Request) {
 	began := time.Now()
+	q, done := r.stopper.Bind(q)
+	defer done()
 	c, fail := r.parse(w, q)
 	w.Header().Set("X-Request-Id", c.id)
 	rec := &recorder{ResponseWriter: w}
+	defer func() { c.log(rec, time.Since(began)) }() // of an answer that is cut as well
 	switch {
 	case fail != nil:
 		fail.write(rec)
@@ -53,13 +57,23 @@ func (r *Router) serve(w http.ResponseWriter, q *http.Request) {
 	default:
 		c.serveOne(rec, q)
 	}
-	if r.cfg.Metrics.Request != nil {
-		r.cfg.Metrics.Request(c.path, routeLabel(rec.Header().Get(headerRoute)), rec.status, time.Since(began).Seconds())
-	}
-	r.cfg.Log.Info("request", "request_id", c.id, "path", c.path, "status", rec.status, "route", rec.Header().Get(headerRoute),
-		"prefill", rec.Header().Get(headerPrefill), "decode", rec.Header().Get(headerDecode), "bytes", rec.bytes,
-		"seconds", time.Since(began).Seconds(), "client_gone", q.Context().Err() != nil)
 }
+
+// log tells the metrics and the log of an answered call.
+func (c *call) log(rec *recorder, took time.Duration) {
+	cfg, h := &c.r.cfg, rec.Header()
+	if cfg.Metrics.Request != nil {
+		cfg.Metrics.Request(c.path, routeLabel(h.Get(headerRoute)), rec.status, took.Seconds())
+	}
+	outcome := rec.outcome
+	if outcome == "" {
+		outcome = "ok"
+	}
+	cfg.Log.Info("request", "id", c.id, "outcome", outcome, "status", rec.status, "path", c.path, "route", h.Get(headerRoute),
+		"prefill", h.Get(headerPrefill), "decode", h.Get(headerDecode), "bytes", rec.bytes, "total", rounded(took))
+}
+
+func rounded(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
 
 // routeLabel is the bounded part of a route header.
 func routeLabel(h string) string {
@@ -81,7 +95,7 @@ func (r *Router) parse(w http.ResponseWriter, q *http.Request) (*call, *failure)
 	}
 	body, err := openai.ParseBody(raw)
 	if err != nil {
-		return c, bad("", "the body is not a JSON object: %s", strings.TrimPrefix(err.Error(), "openai: "))
+		return c, notObject(raw, err)
 	}
 	c.body, c.raw = body, raw
 	if v, ok := body.Get("kv_transfer_params"); ok && !empty(v) {
@@ -117,6 +131,18 @@ func (r *Router) parse(w http.ResponseWriter, q *http.Request) (*call, *failure)
 		}
 	}
 	return c, nil
+}
+
+// notObject says what is wrong with a body.
+func notObject(raw []byte, err error) *failure {
+	var syntax *json.SyntaxError
+	switch {
+	case len(bytes.TrimSpace(raw)) == 0:
+		return bad("", "the body is empty: a JSON object is needed")
+	case errors.As(err, &syntax):
+		return bad("", "the body is not a JSON object: %s at byte %d", syntax, syntax.Offset)
+	}
+	return bad("", "the body is not a JSON object")
 }
 
 // salt puts the edge's cache salt into the body, whatever the client wrote.
@@ -263,7 +289,7 @@ func (c *call) run(ctx context.Context, prompt json.RawMessage) (*begun, *failur
 
 // prefillLeg runs the whole prefill leg.
 func (c *call) prefillLeg(ctx context.Context, f *flow, prompt json.RawMessage) (o outcome) {
-	defer c.timed(f.prefill, &o)()
+	defer c.timed(ctx, f.prefill, &o)()
 	// A client that leaves may leave while P's answer is under way: the answer is
 	// taken all the same, so that its lease can be released.
 	status, body, err := f.prefill.Exchange(ctx, c.path, c.header, c.prefillBody(prompt), 32<<20)
@@ -271,7 +297,7 @@ func (c *call) prefillLeg(ctx context.Context, f *flow, prompt json.RawMessage) 
 		return outcome{err: err}
 	}
 	if status/100 != 2 {
-		return outcome{status: status, body: body}
+		return answered(status, body)
 	}
 	var answer struct {
 		Params json.RawMessage `json:"kv_transfer_params"`
@@ -290,7 +316,7 @@ func (c *call) prefillLeg(ctx context.Context, f *flow, prompt json.RawMessage) 
 // decodeLeg starts the decode leg and holds the answer until its first bytes
 // are there, so that a failure before the first content keeps its status.
 func (c *call) decodeLeg(ctx context.Context, f *flow, prompt json.RawMessage) (leg *begun, o outcome) {
-	defer c.timed(f.decode, &o)()
+	defer c.timed(ctx, f.decode, &o)()
 	resp, err := f.decode.Post(ctx, c.path, c.header, c.decodeBody(prompt, f.handoff))
 	if err != nil {
 		return nil, outcome{err: err}
@@ -301,7 +327,7 @@ func (c *call) decodeLeg(ctx context.Context, f *flow, prompt json.RawMessage) (
 		if err != nil {
 			body = nil // the status alone says enough
 		}
-		return nil, outcome{status: resp.StatusCode, body: body}
+		return nil, answered(resp.StatusCode, body)
 	}
 	buf := make([]byte, 16<<10)
 	n, err := io.ReadAtLeast(resp.Body, buf, 1)
@@ -315,7 +341,7 @@ func (c *call) decodeLeg(ctx context.Context, f *flow, prompt json.RawMessage) (
 	}
 	if status, body := errorEvent(buf[:n]); status != 0 {
 		closeBody(resp.Body)
-		return nil, outcome{status: status, body: body}
+		return nil, answered(status, body)
 	}
 	return &begun{resp: resp, first: buf[:n], flow: f}, outcome{status: resp.StatusCode}
 }
@@ -342,27 +368,51 @@ func errorEvent(first []byte) (status int, body []byte) {
 	return e.Error.Code, bytes.Clone(line)
 }
 
-// timed reports a leg to the metrics when it ends.
-func (c *call) timed(b *backend.Backend, o *outcome) func() {
+// timed reports a leg to the metrics and the log when it ends.
+func (c *call) timed(ctx context.Context, b *backend.Backend, o *outcome) func() {
 	began := time.Now()
 	return func() {
+		took := time.Since(began)
 		m := c.r.cfg.Metrics
+		why := left(ctx)
 		result := "ok"
 		switch {
+		case o.ok():
+		case why != "":
+			result = why
 		case o.err != nil:
 			result = "no_answer"
-		case !o.ok():
+		default:
 			result = strconv.Itoa(o.status)
 		}
 		if m.Leg != nil {
-			m.Leg(string(b.Role()), b.Name(), result, time.Since(began).Seconds())
+			m.Leg(string(b.Role()), b.Name(), result, took.Seconds())
 		}
-		if !o.ok() {
-			if m.Retry != nil && o.retryable() {
-				m.Retry(string(b.Role()), result)
-			}
-			c.r.cfg.Log.Warn("leg failed", "request_id", c.id, "role", string(b.Role()), "backend", b.Name(), "outcome", result, "error", o.err)
+		if o.ok() {
+			return
 		}
+		if m.Retry != nil && why == "" && (o.retryable() || o.refuses()) {
+			m.Retry(string(b.Role()), result)
+		}
+		args := []any{"id", c.id, "role", string(b.Role()), "backend", b.Name(), "outcome", result, "total", rounded(took)}
+		switch {
+		case why != "":
+			c.r.cfg.Log.Debug("leg ended", args...)
+			return
+		case o.err != nil:
+			args = append(args, "err", o.err)
+		case o.message != "":
+			args = append(args, "err", o.message)
+		}
+		level := slog.LevelWarn
+		switch {
+		case o.refuses():
+			level = slog.LevelError
+			args = append(args, "param", o.param)
+		case o.status/100 == 4:
+			level = slog.LevelDebug // the client's doing, and it is told
+		}
+		c.r.cfg.Log.Log(ctx, level, "leg failed", args...)
 	}
 }
 
@@ -375,7 +425,7 @@ func (c *call) release(ctx context.Context, e effect) {
 		result := "ok"
 		if err := e.release.Release(ctx, c.header, e.handoff); err != nil {
 			result = "lost"
-			c.r.cfg.Log.Warn("hand-off not released; its lease will end it", "request_id", c.id, "backend", e.release.Name(), "error", err)
+			c.r.cfg.Log.Warn("hand-off not released; its lease will end it", "id", c.id, "backend", e.release.Name(), "err", err)
 		}
 		if c.r.cfg.Metrics.Release != nil {
 			c.r.cfg.Metrics.Release(result)

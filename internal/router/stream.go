@@ -2,17 +2,56 @@ package router
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net/http"
 	"time"
+
+	"tandem/internal/openai"
 )
 
 // A recorder remembers what a handler answered, for the log and the metrics.
 type recorder struct {
 	http.ResponseWriter
-	status int
-	bytes  int64
+	status  int
+	bytes   int64
+	outcome string // "" is success
+}
+
+// Outcomes that no failure of an engine is.
+const (
+	clientGone = "client_gone" // the answer is not, or not wholly, delivered
+	stopped    = "shutdown"
+)
+
+// statusClientGone is what metrics and logs say of a client that left before it
+// had a status.
+const statusClientGone = 499
+
+// left returns why a call ends before its answer: its client left, or the router
+// stops. It is "" while neither is so.
+func left(ctx context.Context) string {
+	switch {
+	case ctx.Err() == nil:
+		return ""
+	case openai.Stopping(ctx):
+		return stopped
+	}
+	return clientGone
+}
+
+// leave ends a call that has no answer yet and will have none.
+func (r *recorder) leave(ctx context.Context) {
+	if left(ctx) == stopped {
+		shutdown().write(r)
+		r.outcome = stopped
+		return
+	}
+	r.outcome = clientGone
+	if r.status == 0 {
+		r.status = statusClientGone
+	}
 }
 
 // WriteHeader implements http.ResponseWriter.
@@ -30,6 +69,9 @@ func (r *recorder) Write(p []byte) (int, error) {
 	}
 	n, err := r.ResponseWriter.Write(p)
 	r.bytes += int64(n)
+	if err != nil {
+		r.outcome = clientGone
+	}
 	return n, err
 }
 
@@ -38,19 +80,27 @@ func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
 // An output writes to one client, each piece at once and within a bound.
 type output struct {
-	w       http.ResponseWriter
+	w       *recorder
 	control *http.ResponseController
 	limit   time.Duration
 	tail    []byte // the last bytes written, to know how a stream ended
 }
 
-func (c *call) output(w http.ResponseWriter) *output {
+func (c *call) output(w *recorder) *output {
 	return &output{w: w, control: http.NewResponseController(w), limit: c.r.cfg.WriteTimeout}
 }
 
 // write sends p and flushes it. An error means that the client is gone or does
 // not read.
 func (o *output) write(p []byte) error {
+	err := o.send(p)
+	if err != nil {
+		o.w.outcome = clientGone
+	}
+	return err
+}
+
+func (o *output) send(p []byte) error {
 	if err := o.control.SetWriteDeadline(time.Now().Add(o.limit)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return err
 	}
@@ -71,6 +121,7 @@ func (o *output) whole() bool {
 // abort ends a stream that has begun: one error event, then the end marker. A
 // piece that was cut in the middle is closed first.
 func (o *output) abort(f *failure) {
+	o.w.outcome = f.kind
 	var b bytes.Buffer
 	if len(o.tail) > 0 && !bytes.HasSuffix(o.tail, []byte("\n\n")) {
 		b.WriteString("\n\n")
@@ -82,14 +133,15 @@ func (o *output) abort(f *failure) {
 }
 
 // serveOne answers a call of one flow: the decode engine's bytes as they come.
-func (c *call) serveOne(w http.ResponseWriter, q *http.Request) {
+func (c *call) serveOne(w *recorder, q *http.Request) {
 	leg, fail := c.run(q.Context(), nil)
 	if fail != nil {
 		fail.write(w)
 		return
 	}
 	if leg == nil {
-		return // the client left
+		w.leave(q.Context())
+		return
 	}
 	defer closeBody(leg.resp.Body)
 	h := w.Header()
@@ -118,28 +170,37 @@ func (c *call) serveOne(w http.ResponseWriter, q *http.Request) {
 		if n > 0 && out.write(buf[:n]) != nil {
 			return
 		}
-		switch {
+		switch why := left(q.Context()); {
 		case err == nil:
 			continue
-		case q.Context().Err() != nil:
-			return
-		case c.stream && !out.whole():
+		case errors.Is(err, io.EOF) && (!c.stream || out.whole()):
+		case why == stopped && c.stream:
+			out.abort(shutdown())
+			w.outcome = stopped
+		case why == clientGone:
+			w.outcome = clientGone
+		case c.stream:
 			leg.flow.decode.Suspect()
 			out.abort(cut(leg.flow.decode.Name()))
-		case !errors.Is(err, io.EOF):
+		default:
 			// A plain answer that was cut has no valid end; the client must
 			// see that it is broken.
-			leg.flow.decode.Suspect()
+			if w.outcome = why; why == "" {
+				w.outcome = interrupted
+				leg.flow.decode.Suspect()
+			}
 			panic(http.ErrAbortHandler)
 		}
 		return
 	}
 }
 
+const interrupted = "stream_interrupted"
+
 // cut says that a decode engine stopped in the middle of a stream.
 func cut(name string) *failure {
 	return &failure{
-		status: http.StatusBadGateway, kind: "stream_interrupted",
+		status: http.StatusBadGateway, kind: interrupted,
 		message: "decode engine " + name + " ended the stream before it was complete",
 	}
 }
