@@ -177,7 +177,7 @@ func (s *assembly) run(ctx context.Context, ln net.Listener) error {
 		}()
 	}
 	s.log.Info("engine started", s.describe(listenerURL(ln))...)
-	err := serveHTTP(serving, ln, s.server.Handler(), s.log, s.o.grace, s.drain)
+	err := serveHTTP(serving, ln, s.server.Handler(), s.log, s.o.grace, s.drain, s.server.Stop)
 	stopEngine()
 	engineErr := <-engineDone
 	stopConnector()

@@ -63,9 +63,9 @@ func announce(fd int, ln net.Listener) error {
 }
 
 // serveHTTP serves h on ln until ctx ends. Then drain, which may be nil, is
-// given as long as grace to finish what runs, after which connections are
-// closed.
-func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger, grace time.Duration, drain func(context.Context)) error {
+// given as long as grace to finish what runs, after which stop ends it, and
+// connections are closed when the clients have been told.
+func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger, grace time.Duration, drain func(context.Context), stop func()) error {
 	var silent silentConns
 	srv := &http.Server{
 		Handler: h, ConnState: silent.note, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
@@ -86,13 +86,21 @@ func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.L
 	silent.hurry(unusedGrace)
 	err := srv.Shutdown(bound)
 	if err != nil {
-		err = srv.Close()
+		stop()
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), tellGrace)
+		defer cancel()
+		if err = srv.Shutdown(last); err != nil {
+			err = srv.Close()
+		}
 	}
 	if ended := <-done; !errors.Is(ended, http.ErrServerClosed) {
 		err = errors.Join(err, ended)
 	}
 	return err
 }
+
+// tellGrace is what clients have to take the last words of a server that stops.
+const tellGrace = time.Second
 
 // unusedGrace is what a connection that has not yet sent a byte has left when
 // its server stops. Clients open connections ahead of need and leave them unused;

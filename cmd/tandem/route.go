@@ -53,7 +53,7 @@ func routeCommand() *cobra.Command {
 			log.Info("router started", "url", listenerURL(ln), "prefill", cfg.Prefill, "decode", cfg.Decode)
 			g, ctx := errgroup.WithContext(ctx)
 			g.Go(func() error { return r.Run(ctx) })
-			g.Go(func() error { return serveHTTP(ctx, ln, r.Handler(), log, grace, nil) })
+			g.Go(func() error { return serveHTTP(ctx, ln, r.Handler(), log, grace, nil, r.Stop) })
 			return g.Wait()
 		},
 	}
