@@ -20,6 +20,7 @@ type failure struct {
 	param   string
 	body    []byte // an engine's own error body
 	retry   int    // Retry-After in seconds, 0: none
+	flow    *flow  // what was tried, or nil
 }
 
 // json returns the body to send.

@@ -145,6 +145,7 @@ type merge struct {
 func (m *merge) add(p piece) bool {
 	if p.fail != nil {
 		if m.out == nil {
+			m.call.blame(m.w.Header(), p.fail)
 			p.fail.write(m.w)
 		} else {
 			m.out.abort(p.fail)

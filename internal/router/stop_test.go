@@ -134,7 +134,10 @@ func TestRefusedHandoffIsNoFaultOfTheClient(t *testing.T) {
 				fmt.Fprint(w, e)
 				return true
 			}})
-			status, _, body := post(t, url+"/v1/completions", fmt.Sprintf(`{"prompt":"a","stream":%v}`, c.stream))
+			status, h, body := post(t, url+"/v1/completions", fmt.Sprintf(`{"prompt":"a","stream":%v}`, c.stream))
+			if h.Get(headerPrefill) == "" || h.Get(headerDecode) == "" || h.Get(headerRoute) != "pd; attempts=2" {
+				t.Errorf("who was asked is not said: %v", h)
+			}
 			var e struct {
 				Error struct {
 					Message, Type string

@@ -136,6 +136,7 @@ func (o *output) abort(f *failure) {
 func (c *call) serveOne(w *recorder, q *http.Request) {
 	leg, fail := c.run(q.Context(), nil)
 	if fail != nil {
+		c.blame(w.Header(), fail)
 		fail.write(w)
 		return
 	}
