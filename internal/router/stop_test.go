@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -104,6 +105,7 @@ func requests(t *testing.T, log *book, n int) []map[string]any {
 		if t.Context().Err() != nil {
 			t.Fatal("no line")
 		}
+		runtime.Gosched()
 	}
 }
 
@@ -259,6 +261,10 @@ func TestLogOfAClientThatLeft(t *testing.T) {
 		if l := requests(t, log, 1); l[0]["outcome"] != "client_gone" {
 			t.Errorf("%s: %v", body, l[0])
 		}
+		// A stream's leg has done its part when its first byte is there.
+		if l := log.lines(t, "leg ended"); !strings.Contains(body, "stream") && (len(l) != 1 || l[0]["outcome"] != "client_gone" || l[0]["level"] != "DEBUG") {
+			t.Errorf("%s: %v", body, l)
+		}
 		if l := log.lines(t, "leg failed"); len(l) != 0 || retries != 0 {
 			t.Errorf("%s: %v, %d retries", body, l, retries)
 		}
@@ -330,6 +336,18 @@ func TestIgnoredFieldsAreSaid(t *testing.T) {
 	for _, body := range []string{`{"prompt":"a"}`, `{"prompt":"a","stream":true}`, `{"prompt":["a","b"]}`, `{"prompt":["a","b"],"stream":true}`} {
 		if _, h, _ := post(t, url+"/v1/completions", body); h.Get("X-Tandem-Ignored") != "tools,response_format" {
 			t.Errorf("%s: %v", body, h)
+		}
+	}
+}
+
+func TestBodiesThatAreNoObjects(t *testing.T) {
+	_, _, _, url := pair(t, Config{})
+	for body, want := range map[string]string{
+		"": "the body is empty: a JSON object is needed", "[]": "the body is not a JSON object", "1": "the body is not a JSON object",
+		"{": "the body is not a JSON object: unexpected end of JSON input at byte 1",
+	} {
+		if status, _, out := post(t, url+"/v1/completions", body); status != http.StatusBadRequest || !strings.Contains(out, `"message":"`+want+`"`) {
+			t.Errorf("%q: %d %s", body, status, out)
 		}
 	}
 }

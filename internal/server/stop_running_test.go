@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -36,6 +37,7 @@ func TestStopTellsEveryRequest(t *testing.T) {
 		if t.Context().Err() != nil {
 			t.Fatal("not running")
 		}
+		runtime.Gosched()
 	}
 	r.server.Stop()
 	raw, err := io.ReadAll(resp.Body)
@@ -62,6 +64,7 @@ func TestStopTellsEveryRequest(t *testing.T) {
 	var lines []map[string]any
 	for len(lines) < 4 {
 		lines = b.lines(t, "request")
+		runtime.Gosched()
 	}
 	for _, l := range lines {
 		if l["outcome"] != "shutdown" || l["status"] != 503.0 {
