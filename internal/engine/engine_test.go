@@ -68,22 +68,43 @@ func TestSeedsInChangingCompany(t *testing.T) {
 		t.Fatal("two seeds give one output")
 	}
 	preempted := 0
-	b := start(t, sim.Config{Blocks: 12}, Config{Metrics: Metrics{Preempted: func(n int) { preempted += n }}})
+	b, g := startGate(t, sim.Config{Blocks: 12}, Config{Metrics: Metrics{Preempted: func(n int) { preempted += n }}}, nil)
+	g.steps = make(chan struct{})
 	for round := range 20 {
-		var wg sync.WaitGroup
+		requests := []Request{seeded(prompt(30, 1), 40, 7)}
 		for i := range round % 5 {
-			wg.Go(func() {
-				r := seeded(prompt(20+i*9, i), 30, int64(i))
-				if i%2 == 0 {
-					r.Params.Seed = nil
-				}
-				b.run(t, r)
+			r := seeded(prompt(20+i*9, i), 30, int64(i))
+			if i%2 == 0 {
+				r.Params.Seed = nil
+			}
+			requests = append(requests, r)
+		}
+		got := make([]answer, len(requests))
+		var readers, steps sync.WaitGroup
+		for i, r := range requests { // they meet: the first step waits for the last request
+			s, err := b.Submit(t.Context(), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			readers.Go(func() {
+				as, _ := read(t, s, 1)
+				got[i] = as[0]
 			})
 		}
-		wg.Go(func() {
-			equal(t, fmt.Sprintf("round %d", round), b.run(t, seeded(prompt(30, 1), 40, 7)).tokens, want.tokens)
+		over := make(chan struct{})
+		steps.Go(func() {
+			for {
+				select {
+				case g.steps <- struct{}{}:
+				case <-over:
+					return
+				}
+			}
 		})
-		wg.Wait()
+		readers.Wait()
+		close(over)
+		steps.Wait()
+		equal(t, fmt.Sprintf("round %d", round), got[0].tokens, want.tokens)
 	}
 	b.settled(t)
 	if preempted == 0 {
