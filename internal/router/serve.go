@@ -247,16 +247,16 @@ type begun struct {
 // Both are nil when the client left.
 func (c *call) run(ctx context.Context, prompt json.RawMessage) (*begun, *failure) {
 	f := &flow{whole: c.whole != "", retries: c.r.cfg.Retries}
-	todo := f.start()
+	due := f.start()
 	if c.r.decode.Ready() == 0 {
 		return nil, noBackend(backend.Decode) // before P works for nobody
 	}
 	var leg *begun
-	for len(todo) > 0 {
-		e := todo[0]
-		todo = todo[1:]
+	for len(due) > 0 {
+		e := due[0]
+		due = due[1:]
 		if ctx.Err() != nil && e.act != actRelease {
-			todo = f.gone()
+			due = f.gone()
 			continue
 		}
 		switch e.act {
@@ -266,13 +266,13 @@ func (c *call) run(ctx context.Context, prompt json.RawMessage) (*begun, *failur
 				pool = c.r.prefill
 			}
 			not := slices.Concat(e.not, c.r.unfit(e.role, f.prefill))
-			todo = append(todo, f.picked(e.role, pool.Pick(not...))...)
+			due = append(due, f.picked(e.role, pool.Pick(not...))...)
 		case actPrefill:
-			todo = append(todo, f.prefilled(c.prefillLeg(ctx, f, prompt))...)
+			due = append(due, f.prefilled(c.prefillLeg(ctx, f, prompt))...)
 		case actDecode:
 			var o outcome
 			leg, o = c.decodeLeg(ctx, f, prompt)
-			todo = append(todo, f.decoded(o)...)
+			due = append(due, f.decoded(o)...)
 		case actRelease:
 			c.release(ctx, e)
 		case actStream:
