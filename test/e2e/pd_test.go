@@ -189,7 +189,7 @@ func pd(t *testing.T, engine, prefill, decode []string, vocab, tokens int) {
 		after := decodeCounts(t, set.D)
 		external, local, computed := after.external-before.external, after.local-before.local, after.computed-before.computed
 		n := float64(len(all[i]))
-		if external != n-1-local && !(external == 0 && local >= n-1) {
+		if external != n-1-local {
 			t.Errorf("prompt %d: %v tokens loaded, want %v - 1 - %v", i, external, n, local)
 		}
 		if external+local+computed != n {
