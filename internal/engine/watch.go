@@ -34,13 +34,15 @@ func (s *sign) set(up bool) bool {
 	if s.is.Load() == up {
 		return false
 	}
+	// Whoever the channel wakes must find the sign up.
 	if up {
+		s.is.Store(true)
 		close(*s.c.Load())
 	} else {
 		c := make(chan struct{})
 		s.c.Store(&c)
+		s.is.Store(false)
 	}
-	s.is.Store(up)
 	return true
 }
 
