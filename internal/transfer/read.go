@@ -170,6 +170,9 @@ func (r *Read) drive(ctx context.Context) {
 		case err := <-moved:
 			tick.Stop()
 			cancel()
+			if err != nil && ctx.Err() != nil {
+				err = context.Cause(ctx) // what broke off because of it may be seen first
+			}
 			if err != nil {
 				r.halt(err)
 			}
