@@ -51,6 +51,10 @@ type Config struct {
 	Paths     []string
 	Directory *transfer.Directory
 
+	// Decorate, when set, returns the network to use in place of the given one,
+	// which it wraps. Whatever it does, a Read must keep its promises.
+	Decorate func(Network) Network
+
 	LeaseDuration    time.Duration // 30 s: an unclaimed, unrenewed lease
 	LeaseCap         time.Duration // 10 leases: no renewal goes beyond
 	Heartbeat        time.Duration // a sixth of a lease

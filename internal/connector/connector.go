@@ -18,7 +18,7 @@ import (
 // concurrent use. What is asked before Run waits for it.
 type Connector struct {
 	cfg         Config
-	net         network
+	net         Network
 	layout      kv.Layout
 	tp          int
 	incarnation Incarnation
@@ -58,11 +58,14 @@ func New(cfg Config) (*Connector, error) {
 	if err != nil {
 		return nil, err
 	}
+	if cfg.Decorate != nil {
+		n = cfg.Decorate(n)
+	}
 	return newConnector(cfg, inc, n), nil
 }
 
 // newConnector puts a connector on a network. cfg is filled.
-func newConnector(cfg Config, inc Incarnation, n network) *Connector {
+func newConnector(cfg Config, inc Incarnation, n Network) *Connector {
 	c := &Connector{
 		cfg: cfg, net: n, layout: cfg.Arenas[0].Layout(), tp: len(cfg.Arenas), incarnation: inc, epoch: firstEpoch,
 		reports: make(chan LoadReport, 256), closed: make(chan struct{}), track: make(chan trackChange),
@@ -73,14 +76,14 @@ func newConnector(cfg Config, inc Incarnation, n network) *Connector {
 	c.factors = fingerprint(cfg.Fingerprint, c.layout, c.tp)
 	c.factorSum = factorSum(c.factors)
 	c.peers = newPeerLoop(c.shake, cfg.HandshakeTimeout, cfg.Metrics)
-	n.Handle(kindHello, c.answerHello)
-	n.Handle(kindClaim, c.answerClaim)
-	n.Handle(kindRenew, c.answerRenew)
-	n.Handle(kindReturn, c.answerReturn)
-	n.Authorize(func(from callerID, epoch kv.Epoch, id LeaseID, tiles []int32) error {
+	n.Handle(KindHello, c.answerHello)
+	n.Handle(KindClaim, c.answerClaim)
+	n.Handle(KindRenew, c.answerRenew)
+	n.Handle(KindReturn, c.answerReturn)
+	n.Authorize(func(from CallerID, epoch kv.Epoch, id LeaseID, tiles []int32) error {
 		return c.leases.authorize(from, epoch, id, tiles, c.layout.BlockTiles)
 	})
-	n.OnLost(func(from callerID) {
+	n.OnLost(func(from CallerID) {
 		_, _ = c.leases.handle(context.Background(), lostEvent{from})
 	})
 	return c

@@ -130,16 +130,16 @@ func (c *Connector) ReturnUnread(_ context.Context, h *Handoff) {
 		return
 	}
 	c.Untrack(h)
-	c.giveBack(h)
+	c.giveBack("", h)
 }
 
 // firstRetry is the pause before the second attempt of a return; it doubles.
 const firstRetry = 50 * time.Millisecond
 
-// giveBack returns a lease in the background.
-func (c *Connector) giveBack(h *Handoff) {
+// giveBack returns a lease in the background, for a request when a load had it.
+func (c *Connector) giveBack(id kv.RequestID, h *Handoff) {
 	c.spawnReturn(func(ctx context.Context) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.ReturnTimeout)
+		ctx, cancel := context.WithTimeout(withRequest(context.WithoutCancel(ctx), id), c.cfg.ReturnTimeout)
 		defer cancel()
 		pause := firstRetry
 		for {
@@ -182,7 +182,7 @@ func (c *Connector) sendReturn(ctx context.Context, h *Handoff) error {
 		return err
 	}
 	defer v.release()
-	body, err := v.conn.Call(ctx, kindReturn, encodeLeases(h.Incarnation, []LeaseID{h.Lease}))
+	body, err := v.conn.Call(ctx, KindReturn, encodeLeases(h.Incarnation, []LeaseID{h.Lease}))
 	if err != nil {
 		return err
 	}

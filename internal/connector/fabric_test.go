@@ -21,7 +21,7 @@ type fabric struct {
 
 	// Faults; nil: none. They are set before the traffic they touch.
 	onDial func(ctx context.Context, addr string) error
-	onCall func(ctx context.Context, addr string, k kind) error
+	onCall func(ctx context.Context, addr string, k Kind) error
 	// onTile runs before tile i of a read lands, and says whether to spoil it.
 	onTile func(ctx context.Context, rank, i int) (spoil bool, err error)
 
@@ -35,9 +35,9 @@ type fabricNet struct {
 	addr      string
 	inc       Incarnation
 	arenas    []*kv.Arena
-	handlers  map[kind]func(context.Context, callerID, []byte) ([]byte, error)
-	lost      func(callerID)
-	authorize func(callerID, kv.Epoch, LeaseID, []int32) error
+	handlers  map[Kind]Handler
+	lost      func(CallerID)
+	authorize func(CallerID, kv.Epoch, LeaseID, []int32) error
 	dead      chan struct{}
 	stop      sync.Once
 }
@@ -45,7 +45,7 @@ type fabricNet struct {
 func (f *fabric) open(addr string, inc Incarnation, arenas []*kv.Arena) *fabricNet {
 	n := &fabricNet{
 		f: f, addr: addr, inc: inc, arenas: arenas, dead: make(chan struct{}),
-		handlers: map[kind]func(context.Context, callerID, []byte) ([]byte, error){},
+		handlers: map[Kind]Handler{},
 	}
 	f.mu.Lock()
 	f.nets[addr] = n
@@ -54,11 +54,11 @@ func (f *fabric) open(addr string, inc Incarnation, arenas []*kv.Arena) *fabricN
 }
 
 func (n *fabricNet) Addr() string { return n.addr }
-func (n *fabricNet) Handle(k kind, h func(context.Context, callerID, []byte) ([]byte, error)) {
+func (n *fabricNet) Handle(k Kind, h Handler) {
 	n.handlers[k] = h
 }
-func (n *fabricNet) OnLost(f func(callerID)) { n.lost = f }
-func (n *fabricNet) Authorize(f func(callerID, kv.Epoch, LeaseID, []int32) error) {
+func (n *fabricNet) OnLost(f func(CallerID)) { n.lost = f }
+func (n *fabricNet) Authorize(f func(CallerID, kv.Epoch, LeaseID, []int32) error) {
 	n.authorize = f
 }
 func (n *fabricNet) Describe(rank int) []byte { return []byte(fmt.Sprint(rank)) }
@@ -72,7 +72,7 @@ func (n *fabricNet) Run(ctx context.Context) error {
 // kill ends the engine's side of every connection.
 func (n *fabricNet) kill() { n.stop.Do(func() { close(n.dead) }) }
 
-func (n *fabricNet) Dial(ctx context.Context, addr string) (netPeer, error) {
+func (n *fabricNet) Dial(ctx context.Context, addr string) (Conn, error) {
 	n.f.dials.Add(1)
 	if h := n.f.onDial; h != nil {
 		if err := h(ctx, addr); err != nil {
@@ -91,7 +91,7 @@ func (n *fabricNet) Dial(ctx context.Context, addr string) (netPeer, error) {
 	default:
 	}
 	n.f.conns++
-	p := &fabricPeer{from: n, to: to, id: callerID{n.inc, n.f.conns}, done: make(chan struct{})}
+	p := &fabricPeer{from: n, to: to, id: CallerID{n.inc, n.f.conns}, done: make(chan struct{})}
 	stop := make(chan struct{})
 	p.stop = sync.OnceFunc(func() { close(stop) })
 	go func() {
@@ -110,7 +110,7 @@ func (n *fabricNet) Dial(ctx context.Context, addr string) (netPeer, error) {
 
 type fabricPeer struct {
 	from, to *fabricNet
-	id       callerID
+	id       CallerID
 	done     chan struct{}
 	stop     func()
 }
@@ -119,11 +119,11 @@ func (p *fabricPeer) Incarnation() Incarnation { return p.to.inc }
 func (p *fabricPeer) Done() <-chan struct{}    { return p.done }
 func (p *fabricPeer) Close()                   { p.stop() }
 
-func (p *fabricPeer) Call(ctx context.Context, k kind, body []byte) ([]byte, error) {
+func (p *fabricPeer) Call(ctx context.Context, k Kind, body []byte) ([]byte, error) {
 	switch k {
-	case kindHello:
+	case KindHello:
 		p.from.f.hellos.Add(1)
-	case kindClaim:
+	case KindClaim:
 		p.from.f.claims.Add(1)
 	default:
 	}
@@ -140,7 +140,7 @@ func (p *fabricPeer) Call(ctx context.Context, k kind, body []byte) ([]byte, err
 	return p.to.handlers[k](ctx, p.id, body)
 }
 
-func (p *fabricPeer) Join(_ context.Context, _ int, desc []byte) (netRemote, error) {
+func (p *fabricPeer) Join(_ context.Context, _ int, desc []byte) (Remote, error) {
 	var rank int
 	if _, err := fmt.Sscan(string(desc), &rank); err != nil {
 		return nil, err
@@ -155,7 +155,7 @@ type fabricRemote struct {
 
 func (r *fabricRemote) Path() (name, why string) { return "mem", "test" }
 func (r *fabricRemote) Close()                   {}
-func (r *fabricRemote) Plan(rank int, s strides) (netPlan, error) {
+func (r *fabricRemote) Plan(rank int, s Strides) (ReadPlan, error) {
 	return &fabricPlan{r, r.p.from.arenas[rank], r.p.to.arenas[r.rank], rank, s}, nil
 }
 
@@ -163,10 +163,10 @@ type fabricPlan struct {
 	r             *fabricRemote
 	local, remote *kv.Arena
 	rank          int
-	s             strides
+	s             Strides
 }
 
-func (pl *fabricPlan) Read(_ context.Context, spec readSpec) netRead {
+func (pl *fabricPlan) Read(_ context.Context, spec ReadSpec) Read {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &fabricRead{done: make(chan struct{}), cancel: cancel}
 	go func() {
@@ -176,7 +176,7 @@ func (pl *fabricPlan) Read(_ context.Context, spec readSpec) netRead {
 	return r
 }
 
-func (pl *fabricPlan) copy(ctx context.Context, spec readSpec) error {
+func (pl *fabricPlan) copy(ctx context.Context, spec ReadSpec) error {
 	p := pl.r.p
 	if err := p.to.authorize(p.id, spec.Epoch, spec.Lease, spec.Remote); err != nil {
 		return err

@@ -38,22 +38,14 @@ func spans(heads, localTP, remoteTP int) ([]span, error) {
 	return out, nil
 }
 
-// strides is where the pieces of a span lie in a tile of either side.
-type strides struct {
-	Pieces                int
-	LocalOff, LocalStep   int
-	RemoteOff, RemoteStep int
-	Len                   int
-}
-
 // strides returns the pieces of s, where local is the layout of this engine and
 // remoteHeads the heads of one of the peer's ranks. Equal layouts are one piece.
-func (s span) strides(local kv.Layout, remoteHeads int) strides {
+func (s span) strides(local kv.Layout, remoteHeads int) Strides {
 	if local.Heads == remoteHeads && s.Heads == remoteHeads {
-		return strides{Pieces: 1, Len: local.TileBytes()}
+		return Strides{Pieces: 1, Len: local.TileBytes()}
 	}
 	hb := local.HeadBytes()
-	return strides{
+	return Strides{
 		Pieces:   local.Layers,
 		LocalOff: s.LocalHead * hb, LocalStep: local.Heads * hb,
 		RemoteOff: s.RemoteHead * hb, RemoteStep: remoteHeads * hb,

@@ -25,8 +25,8 @@ const (
 	endExpired
 )
 
-// A callerID names a peer's connection: a claim ends with it.
-type callerID struct {
+// A CallerID names a peer's connection: a claim ends with it.
+type CallerID struct {
 	Incarnation Incarnation
 	Conn        uint64
 }
@@ -44,7 +44,7 @@ type lease struct {
 
 	claimed  bool
 	released bool // ends with its claim
-	claimer  callerID
+	claimer  CallerID
 	until    time.Time // end of the claim
 
 	index int // in the heap
@@ -70,12 +70,12 @@ type (
 	}
 	claimEvent struct {
 		claim
-		From callerID
+		From CallerID
 	}
 	renewEvent  struct{ ID LeaseID }
 	returnEvent struct {
 		ID   LeaseID
-		From callerID
+		From CallerID
 	}
 	revokeEvent struct {
 		ID LeaseID
@@ -83,7 +83,7 @@ type (
 		// Otherwise a claimed lease ends with its claim.
 		Now bool
 	}
-	lostEvent  struct{ From callerID }
+	lostEvent  struct{ From CallerID }
 	drainEvent struct{ On bool }
 	tickEvent  struct{}
 )
@@ -211,7 +211,7 @@ func (t *leaseTable) judge(l *lease, ev claimEvent) verdict {
 	return verdictOK
 }
 
-func (c callerID) isZero() bool { return c == callerID{} }
+func (c CallerID) isZero() bool { return c == CallerID{} }
 
 // missing explains why a lease is not in the table.
 func (t *leaseTable) missing(id LeaseID) verdict {
@@ -269,7 +269,7 @@ func (t *leaseTable) revoke(ev revokeEvent, e *leaseEffects) {
 
 // lost ends the claims of a connection. A lease whose own deadline has not
 // passed can be claimed again.
-func (t *leaseTable) lost(from callerID, now time.Time, e *leaseEffects) {
+func (t *leaseTable) lost(from CallerID, now time.Time, e *leaseEffects) {
 	for _, l := range t.byID {
 		if l.claimed && l.claimer == from {
 			t.unclaim(l, now, e)
@@ -287,7 +287,7 @@ func (t *leaseTable) unclaim(l *lease, now time.Time, e *leaseEffects) {
 		l.claimed = true
 		t.end(l, endExpired, e)
 	default:
-		l.claimer = callerID{}
+		l.claimer = CallerID{}
 		heap.Fix(&t.due, l.index)
 		e.Unclaim = append(e.Unclaim, l.id)
 	}

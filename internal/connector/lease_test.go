@@ -14,7 +14,7 @@ import (
 
 var (
 	testSelf   = Incarnation{1}
-	testCaller = callerID{Incarnation{2}, 7}
+	testCaller = CallerID{Incarnation{2}, 7}
 	testLimits = leaseLimits{
 		Lease: 30 * time.Second, Extend: 20 * time.Second, Cap: 300 * time.Second, MaxClaim: 2 * time.Minute,
 	}
@@ -73,7 +73,7 @@ func TestOneClaimAtATime(t *testing.T) {
 		t.Fatalf("%+v", e)
 	}
 	other := claimOf(1)
-	other.From = callerID{Incarnation{3}, 8}
+	other.From = CallerID{Incarnation{3}, 8}
 	if e := table.Handle(other, now); e.Verdict != verdictBusy {
 		t.Fatal(e.Verdict)
 	}

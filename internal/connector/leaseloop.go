@@ -34,7 +34,7 @@ type leaseCall struct {
 
 // A runningClaim is what a connection may read under a lease.
 type runningClaim struct {
-	from   callerID
+	from   CallerID
 	epoch  kv.Epoch
 	blocks []kv.BlockID
 }
@@ -144,7 +144,7 @@ func (l *leaseLoop) statistics() LeaseStats {
 }
 
 // authorize says whether a connection may read tiles under a lease right now.
-func (l *leaseLoop) authorize(from callerID, epoch kv.Epoch, id LeaseID, tiles []int32, blockTiles int) error {
+func (l *leaseLoop) authorize(from CallerID, epoch kv.Epoch, id LeaseID, tiles []int32, blockTiles int) error {
 	l.mu.Lock()
 	c, ok := l.claims[id]
 	l.mu.Unlock()

@@ -36,7 +36,7 @@ type load struct {
 // run drives the load to its report. Ending ctx cancels the load.
 func (l *load) run(ctx context.Context) {
 	start := l.start
-	mctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), start.Add(l.c.cfg.LoadTimeout))
+	mctx, cancel := context.WithDeadline(withRequest(context.WithoutCancel(ctx), l.spec.ID), start.Add(l.c.cfg.LoadTimeout))
 	l.cancel = cancel
 	defer cancel()
 	l.parts.Go(func() { l.meet(mctx) })
@@ -85,7 +85,7 @@ func (l *load) carry(ctx context.Context, e loadEffects) bool {
 	l.parts.Wait()
 	l.drain()
 	if e.Return {
-		l.c.giveBack(l.spec.Handoff)
+		l.c.giveBack(l.spec.ID, l.spec.Handoff)
 	}
 	if l.view != nil {
 		l.view.release()
@@ -143,12 +143,12 @@ func (l *load) claim(ctx context.Context) {
 		Incarnation: h.Incarnation, Lease: h.Lease, Epoch: h.Epoch, From: l.spec.FromTile, To: l.spec.ToTile,
 		Digest: l.digest, Tokens: h.Tokens, Factors: l.c.factorSum, Want: max(want, 0),
 	}
-	body, err := l.view.conn.Call(ctx, kindClaim, ask.encode())
+	body, err := l.view.conn.Call(ctx, KindClaim, ask.encode())
 	if err != nil && l.view.ended(err) && ctx.Err() == nil {
 		// The connection had ended without anybody noticing: any claim of it ended
 		// too, so a fresh one may be tried.
 		if err = l.meetAgain(ctx); err == nil {
-			body, err = l.view.conn.Call(ctx, kindClaim, ask.encode())
+			body, err = l.view.conn.Call(ctx, KindClaim, ask.encode())
 		}
 	}
 	if err != nil {
@@ -221,7 +221,7 @@ func (l *load) readLink(ctx context.Context, at int, local, remote []int32) {
 	verified := make([]bool, len(local))
 	var bad atomic.Int64
 	start := time.Now()
-	r := k.plan.Read(ctx, readSpec{
+	r := k.plan.Read(ctx, ReadSpec{
 		Epoch: l.spec.Handoff.Epoch, Lease: l.spec.Handoff.Lease, Local: local, Remote: remote,
 		NoProgress: l.c.cfg.NoProgress,
 		Check: func(i int) error {
@@ -293,5 +293,5 @@ func readClass(err error) LoadClass {
 // isRefusedLease reports that the serving side no longer knew the claim.
 func isRefusedLease(err error) bool {
 	r, ok := errors.AsType[*transfer.RefusedError](err)
-	return ok && r.Code == codeLease
+	return ok && r.Code == RefusedLease
 }

@@ -15,11 +15,11 @@ type host struct {
 	*transfer.Host
 	agents    []*transfer.Agent
 	regions   []*transfer.Region
-	authorize func(from callerID, epoch kv.Epoch, id LeaseID, tiles []int32) error
+	authorize func(from CallerID, epoch kv.Epoch, id LeaseID, tiles []int32) error
 }
 
 // openNetwork binds the peer listener and registers the arenas.
-func openNetwork(cfg *Config, inc Incarnation, epoch kv.Epoch) (network, error) {
+func openNetwork(cfg *Config, inc Incarnation, epoch kv.Epoch) (Network, error) {
 	th, err := transfer.NewHost(transfer.HostConfig{
 		Name: string(cfg.EngineID), Incarnation: inc, Listen: cfg.Listen, Advertise: cfg.Advertise,
 		UnixDir: cfg.UnixDir, Token: cfg.Token, Directory: cfg.Directory, Log: cfg.Log,
@@ -42,40 +42,41 @@ func openNetwork(cfg *Config, inc Incarnation, epoch kv.Epoch) (network, error) 
 	return h, nil
 }
 
-func caller(c transfer.Caller) callerID { return callerID{c.Incarnation, c.Conn} }
+func caller(c transfer.Caller) CallerID { return CallerID{c.Incarnation, c.Conn} }
 
-// codeLease marks a refusal of the lease table on the wire.
-const codeLease = "lease"
+// RefusedLease is the code of a transfer.RefusedError by which P refuses a read
+// whose claim it does not know.
+const RefusedLease = "lease"
 
 func (h *host) allow(from transfer.Caller, epoch uint64, lease [16]byte, tiles []int32) error {
 	if err := h.authorize(caller(from), kv.Epoch(epoch), lease, tiles); err != nil {
-		return &transfer.RefusedError{Code: codeLease, Text: err.Error()}
+		return &transfer.RefusedError{Code: RefusedLease, Text: err.Error()}
 	}
 	return nil
 }
 
-// Authorize implements network.
-func (h *host) Authorize(f func(from callerID, epoch kv.Epoch, id LeaseID, tiles []int32) error) {
+// Authorize implements Network.
+func (h *host) Authorize(f func(from CallerID, epoch kv.Epoch, id LeaseID, tiles []int32) error) {
 	h.authorize = f
 }
 
-// Handle implements network.
-func (h *host) Handle(k kind, f func(ctx context.Context, from callerID, body []byte) ([]byte, error)) {
+// Handle implements Network.
+func (h *host) Handle(k Kind, f Handler) {
 	h.Host.Handle(transfer.Kind(k), func(ctx context.Context, from transfer.Caller, body []byte) ([]byte, error) {
 		return f(ctx, caller(from), body)
 	})
 }
 
-// OnLost implements network.
-func (h *host) OnLost(f func(from callerID)) {
+// OnLost implements Network.
+func (h *host) OnLost(f func(from CallerID)) {
 	h.OnDisconnect(func(from transfer.Caller) { f(caller(from)) })
 }
 
-// Describe implements network.
+// Describe implements Network.
 func (h *host) Describe(rank int) []byte { return h.agents[rank].Describe() }
 
-// Dial implements network.
-func (h *host) Dial(ctx context.Context, addr string) (netPeer, error) {
+// Dial implements Network.
+func (h *host) Dial(ctx context.Context, addr string) (Conn, error) {
 	p, err := h.Host.Dial(ctx, addr)
 	if err != nil {
 		return nil, err
@@ -83,7 +84,7 @@ func (h *host) Dial(ctx context.Context, addr string) (netPeer, error) {
 	return hostPeer{p, h}, nil
 }
 
-// Run implements network.
+// Run implements Network.
 func (h *host) Run(ctx context.Context) error {
 	err := h.Host.Run(ctx)
 	for _, r := range h.regions {
@@ -92,7 +93,7 @@ func (h *host) Run(ctx context.Context) error {
 	return err
 }
 
-// Close implements network.
+// Close implements Network.
 func (h *host) Close() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -104,16 +105,16 @@ type hostPeer struct {
 	h *host
 }
 
-// Incarnation implements netPeer.
+// Incarnation implements Conn.
 func (p hostPeer) Incarnation() Incarnation { return p.Peer.Incarnation() }
 
-// Call implements netPeer.
-func (p hostPeer) Call(ctx context.Context, k kind, body []byte) ([]byte, error) {
+// Call implements Conn.
+func (p hostPeer) Call(ctx context.Context, k Kind, body []byte) ([]byte, error) {
 	return p.Peer.Call(ctx, transfer.Kind(k), body)
 }
 
-// Join implements netPeer.
-func (p hostPeer) Join(ctx context.Context, rank int, desc []byte) (netRemote, error) {
+// Join implements Conn.
+func (p hostPeer) Join(ctx context.Context, rank int, desc []byte) (Remote, error) {
 	r, err := p.h.agents[rank].Join(ctx, p.Peer, desc)
 	if err != nil {
 		return nil, err
@@ -126,8 +127,8 @@ type hostRemote struct {
 	h *host
 }
 
-// Plan implements netRemote.
-func (r hostRemote) Plan(rank int, s strides) (netPlan, error) {
+// Plan implements Remote.
+func (r hostRemote) Plan(rank int, s Strides) (ReadPlan, error) {
 	p, err := r.h.agents[rank].Plan(r.h.regions[rank], r.Remote, transfer.Strides(s))
 	if err != nil {
 		return nil, err
@@ -137,8 +138,8 @@ func (r hostRemote) Plan(rank int, s strides) (netPlan, error) {
 
 type hostPlan struct{ p *transfer.Plan }
 
-// Read implements netPlan.
-func (p hostPlan) Read(ctx context.Context, r readSpec) netRead {
+// Read implements ReadPlan.
+func (p hostPlan) Read(ctx context.Context, r ReadSpec) Read {
 	return p.p.Read(ctx, transfer.ReadRequest{
 		Epoch: uint64(r.Epoch), Lease: r.Lease, Local: r.Local, Remote: r.Remote, Check: r.Check,
 		NoProgress: r.NoProgress,

@@ -101,14 +101,14 @@ func (c *Connector) Drain(ctx context.Context) int {
 	}
 }
 
-func (c *Connector) answerHello(_ context.Context, _ callerID, body []byte) ([]byte, error) {
+func (c *Connector) answerHello(_ context.Context, _ CallerID, body []byte) ([]byte, error) {
 	if _, err := decodeHello(body); err != nil {
 		return nil, err
 	}
 	return c.hello(true).encode(), nil
 }
 
-func (c *Connector) answerClaim(ctx context.Context, from callerID, body []byte) ([]byte, error) {
+func (c *Connector) answerClaim(ctx context.Context, from CallerID, body []byte) ([]byte, error) {
 	ask, err := decodeClaim(body)
 	if err != nil {
 		return nil, err
@@ -131,11 +131,11 @@ func (c *Connector) sums(blocks []kv.BlockID, from, to int) []uint64 {
 	return out
 }
 
-func (c *Connector) answerRenew(ctx context.Context, _ callerID, body []byte) ([]byte, error) {
+func (c *Connector) answerRenew(ctx context.Context, _ CallerID, body []byte) ([]byte, error) {
 	return c.answerLeases(ctx, body, func(id LeaseID) any { return renewEvent{id} })
 }
 
-func (c *Connector) answerReturn(ctx context.Context, from callerID, body []byte) ([]byte, error) {
+func (c *Connector) answerReturn(ctx context.Context, from CallerID, body []byte) ([]byte, error) {
 	return c.answerLeases(ctx, body, func(id LeaseID) any { return returnEvent{id, from} })
 }
 

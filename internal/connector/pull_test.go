@@ -212,11 +212,11 @@ func TestCancelReportsOnlyWhenNothingCanLand(t *testing.T) {
 }
 
 func TestCancelBeforeTheReadGivesTheLeaseBack(t *testing.T) {
-	for _, stage := range []kind{kindHello, kindClaim} {
+	for _, stage := range []Kind{KindHello, KindClaim} {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFabric()
 			reached := make(chan struct{}, 8)
-			f.onCall = func(ctx context.Context, _ string, k kind) error {
+			f.onCall = func(ctx context.Context, _ string, k Kind) error {
 				if k == stage {
 					reached <- struct{}{}
 					<-ctx.Done()
@@ -233,7 +233,7 @@ func TestCancelBeforeTheReadGivesTheLeaseBack(t *testing.T) {
 			if r := d.report(t); !r.Canceled || r.Valid != 0 {
 				t.Fatalf("%+v", r)
 			}
-			if stage == kindClaim {
+			if stage == KindClaim {
 				p.freedBlocks(t)
 			}
 			if f.tiles.Load() != 0 {

@@ -77,7 +77,7 @@ func (c *Connector) renew(ctx context.Context, key peerKey, ids []LeaseID) {
 	defer v.release()
 	for len(ids) > 0 {
 		n := min(len(ids), maxRenewals)
-		if _, err := v.conn.Call(ctx, kindRenew, encodeLeases(key.Incarnation, ids[:n])); err != nil {
+		if _, err := v.conn.Call(ctx, KindRenew, encodeLeases(key.Incarnation, ids[:n])); err != nil {
 			c.log().Debug("heartbeat not answered", "remote_addr", key.Addr, "leases", len(ids), "error", err)
 			return
 		}

@@ -17,7 +17,7 @@ import (
 type view struct {
 	key   peerKey
 	hello *hello
-	conn  netPeer
+	conn  Conn
 	links []link
 	refs  atomic.Int32
 }
@@ -25,8 +25,8 @@ type view struct {
 // A link binds one local rank to one rank of the peer.
 type link struct {
 	span
-	remote netRemote
-	plan   netPlan
+	remote Remote
+	plan   ReadPlan
 }
 
 func (v *view) epoch() uint64 { return uint64(v.hello.Epoch) }
@@ -97,7 +97,7 @@ func (v *view) ended(err error) bool {
 // that proved its incarnation.
 func (c *Connector) introduce(ctx context.Context, v *view) error {
 	ask := c.hello(false)
-	body, err := v.conn.Call(ctx, kindHello, ask.encode())
+	body, err := v.conn.Call(ctx, KindHello, ask.encode())
 	if err == nil {
 		v.hello, err = decodeHello(body)
 	}

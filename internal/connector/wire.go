@@ -12,17 +12,6 @@ import (
 // errWire says that a message from a peer is malformed.
 var errWire = errors.New("malformed message")
 
-// A kind numbers a message of this package within the peer protocol.
-type kind uint8
-
-// The messages. Each is answered.
-const (
-	kindHello  kind = 1 + iota // fingerprint, geometry and descriptions
-	kindClaim                  // start of reading under a lease
-	kindRenew                  // heartbeat for leases that wait on D
-	kindReturn                 // a lease given back, claimed or not
-)
-
 // Bounds of messages.
 const (
 	maxRenewals = 1024    // leases of one renew message

@@ -167,7 +167,7 @@ func TestReadWithoutTheClaimIsRefused(t *testing.T) {
 	}
 	defer v.release()
 	read := func(tile int32) error {
-		r := v.links[0].plan.Read(t.Context(), readSpec{
+		r := v.links[0].plan.Read(t.Context(), ReadSpec{
 			Epoch: h.Epoch, Lease: h.Lease, Local: []int32{3}, Remote: []int32{tile}, Check: func(int) error { return nil },
 		})
 		<-r.Done()
@@ -181,7 +181,7 @@ func TestReadWithoutTheClaimIsRefused(t *testing.T) {
 		Incarnation: h.Incarnation, Lease: h.Lease, Epoch: h.Epoch, To: 3, Digest: h.Digest, Tokens: h.Tokens,
 		Factors: d.factorSum, Want: time.Second,
 	}
-	if _, err := v.conn.Call(t.Context(), kindClaim, ask.encode()); err != nil {
+	if _, err := v.conn.Call(t.Context(), KindClaim, ask.encode()); err != nil {
 		t.Fatal(err)
 	}
 	if err := read(mine); err != nil {
@@ -190,7 +190,7 @@ func TestReadWithoutTheClaimIsRefused(t *testing.T) {
 	if err := read(others); !isRefusedLease(err) {
 		t.Fatalf("a block outside the lease: %v", err)
 	}
-	if _, err := v.conn.Call(t.Context(), kindReturn, encodeLeases(h.Incarnation, []LeaseID{h.Lease})); err != nil {
+	if _, err := v.conn.Call(t.Context(), KindReturn, encodeLeases(h.Incarnation, []LeaseID{h.Lease})); err != nil {
 		t.Fatal(err)
 	}
 	if err := read(mine); !isRefusedLease(err) {
@@ -362,7 +362,7 @@ func TestLossOfTheConnectionEndsTheClaim(t *testing.T) {
 		Incarnation: h.Incarnation, Lease: h.Lease, Epoch: h.Epoch, To: 3, Digest: h.Digest, Tokens: h.Tokens,
 		Factors: d.factorSum, Want: time.Minute,
 	}
-	if _, err := v.conn.Call(t.Context(), kindClaim, ask.encode()); err != nil {
+	if _, err := v.conn.Call(t.Context(), KindClaim, ask.encode()); err != nil {
 		t.Fatal(err)
 	}
 	v.release()

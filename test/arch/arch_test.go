@@ -48,6 +48,8 @@ var rules = []rule{
 	{[]string{"sim"}, []string{"./model", "./sched", "./connector"}, false, "a stand-in for model"},
 	{[]string{"engine", "server", "router", "backend", "connector", "sched", "kv", "transfer"}, []string{"./model", "./sim", "./fault"}, false,
 		"only the command wires implementations together"},
+	{[]string{"chat", "compute", "gguf", "model", "openai", "sample", "sim", "telemetry", "tokenizer"}, []string{"./fault"}, false,
+		"nothing but the command and tests knows of faults"},
 }
 
 // noUnsafe is every package that may not touch raw memory.
