@@ -56,6 +56,7 @@ type Engine struct {
 	number atomic.Uint64
 	turn   atomic.Int64 // when the loop's turn began, Unix ns; 0: it rests
 	sign   *sign        // up while the turn takes too long
+	warmer *warmer
 	status atomic.Pointer[Status]
 
 	mu       sync.Mutex
@@ -73,8 +74,9 @@ func New(cfg Config) (*Engine, error) {
 		return nil, err
 	}
 	a := cfg.Model.Arenas()[0]
+	pool := kv.NewPool(a.Blocks(), a.Layout().BlockTokens())
 	sc := sched.Config{
-		Pool:             kv.NewPool(a.Blocks(), a.Layout().BlockTokens()),
+		Pool:             pool,
 		MaxBatchedTokens: cfg.MaxBatchedTokens, MaxSeqs: cfg.MaxSeqs, MaxModelLen: cfg.MaxModelLen,
 		Priority: cfg.Priority, PrefixCache: !cfg.NoPrefixCache, Seal: cfg.Connector != nil,
 	}
@@ -88,6 +90,7 @@ func New(cfg Config) (*Engine, error) {
 		cfg: cfg, info: cfg.Model.Info(), model: cfg.Model, log: cfg.Log, seeds: cfg.Seed,
 		name: strconv.FormatUint(rand.Uint64()>>16, 36),
 		wake: make(chan struct{}, 1), done: make(chan struct{}), sign: newSign(),
+		warmer: newWarmer(pool, cfg.Model.Arenas()),
 	}
 	e.core = newCore(sched.New(sc), cfg.Policy, e.info.EOS, &e.cfg.Metrics)
 	e.limit = e.core.sched.Limit()
@@ -247,8 +250,10 @@ func (e *Engine) Run(ctx context.Context) (err error) {
 	e.mu.Unlock()
 	defer close(e.done)
 	unwatch := e.watch()
+	cool := e.warmer.start(e.log)
 	err = e.loop(ctx)
 	e.turn.Store(0)
+	cool()
 	unwatch()
 	e.shut(err)
 	return err
@@ -270,6 +275,7 @@ func (e *Engine) loop(ctx context.Context) (err error) {
 		e.goesOn()
 		e.events(now, reports, freed)
 		work := e.core.next(now)
+		e.warmer.look()
 		e.carry(now)
 		e.publish(now)
 		if !work {

@@ -68,3 +68,32 @@ func TestCloseFreesThePages(t *testing.T) {
 		t.Errorf("%d pages after, %v", st.Blocks, err)
 	}
 }
+
+// Populated blocks have their pages, others do not, and what was written stays.
+func TestPopulate(t *testing.T) {
+	l := Layout{Layers: 8, Heads: 2, HeadDim: 64, BlockTiles: 4}
+	a := testArena(t, l, 64)
+	held := func() int {
+		var st unix.Stat_t
+		if err := unix.Fstat(int(a.File().Fd()), &st); err != nil {
+			t.Fatal(err)
+		}
+		return int(st.Blocks) * 512
+	}
+	copy(a.Tile(5), "written before")
+	if n := held(); n > os.Getpagesize() {
+		t.Fatalf("%d bytes after one write", n)
+	}
+	if err := a.Populate(1, 4); err != nil {
+		t.Fatal(err)
+	}
+	if n := held(); n != 3*l.BlockBytes() {
+		t.Errorf("%d bytes of three blocks of %d", n, l.BlockBytes())
+	}
+	if !bytes.HasPrefix(a.Tile(5), []byte("written before")) {
+		t.Error("the contents changed")
+	}
+	if err := a.Populate(4, 4); err != nil || held() != 3*l.BlockBytes() {
+		t.Errorf("populating nothing: %v, %d bytes", err, held())
+	}
+}

@@ -51,6 +51,16 @@ func mapMemory(n int) (m memory, err error) {
 	return memory{bytes: unsafe.Slice((*byte)(base), n), file: file}, nil
 }
 
+// populate makes the pages that [from, to) touches present and writable.
+func (m *memory) populate(from, to int) error {
+	page := os.Getpagesize()
+	from -= from % page
+	if from >= to {
+		return nil
+	}
+	return os.NewSyscallError("madvise", unix.Madvise(m.bytes[from:to], unix.MADV_POPULATE_WRITE))
+}
+
 // close truncates the file, which frees its pages whoever maps them, and takes
 // the map away.
 func (m *memory) close() error {

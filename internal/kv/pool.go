@@ -22,6 +22,7 @@ type Pool struct {
 	tokens      []Token // of indexed blocks, blockTokens each
 
 	free       int     // blocks without references
+	high       int     // blocks that were ever given out, from the first on
 	head, tail BlockID // of the free list
 
 	index
@@ -79,6 +80,10 @@ func (p *Pool) BlockTokens() int { return p.blockTokens }
 // only for the prefix index among them.
 func (p *Pool) Free() int { return p.free }
 
+// High returns the length of the shortest run of blocks, from the first on, that
+// holds every block ever given out. Blocks behind it were never written.
+func (p *Pool) High() int { return p.high }
+
 // Refs returns the number of references to b.
 func (p *Pool) Refs(b BlockID) int { return int(p.blocks[b].refs) }
 
@@ -96,6 +101,7 @@ func (p *Pool) Alloc(dst []BlockID, n int) ([]BlockID, bool) {
 			p.evict(b)
 		}
 		p.blocks[b].refs = 1
+		p.high = max(p.high, int(b)+1)
 		dst = append(dst, b)
 	}
 	return dst, true

@@ -190,6 +190,28 @@ func TestChildOfAnEvictedParent(t *testing.T) {
 	p.Index(0, b[0], []Token{9, 9}, "")
 }
 
+func TestHighCoversEveryBlockGivenOut(t *testing.T) {
+	p := NewPool(8, 16)
+	if p.High() != 0 {
+		t.Errorf("high %d of a new pool", p.High())
+	}
+	got, _ := p.Alloc(nil, 3)
+	p.Release(got)
+	if p.High() != 3 {
+		t.Errorf("high %d after three blocks", p.High())
+	}
+	got, _ = p.Alloc(nil, 2) // two of the three again
+	if p.High() != 3 {
+		t.Errorf("high %d after blocks that were used before", p.High())
+	}
+	if p.Alloc(got, 7); p.High() != 3 {
+		t.Errorf("high %d after an Alloc that failed", p.High())
+	}
+	if p.Alloc(got, 6); p.High() != 8 {
+		t.Errorf("high %d after all blocks", p.High())
+	}
+}
+
 func TestMisusePanics(t *testing.T) {
 	p := NewPool(2, 2)
 	b, _ := p.Alloc(nil, 1)
