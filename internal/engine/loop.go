@@ -237,6 +237,37 @@ func (e *Engine) Drain(ctx context.Context) int {
 	return int(e.live.Load())
 }
 
+// Begin starts a turn: it takes what has come in and plans a step. It returns the
+// batch that the model is to compute, valid until Finish, or nil when there is
+// nothing to compute before the next event.
+//
+// An engine is driven by Run, or by one goroutine of its caller that calls Begin,
+// has the batch computed and calls Finish, with a clock of its own. So whole
+// systems of engines run in one goroutine and repeat exactly.
+func (e *Engine) Begin(now time.Time) *kv.Batch {
+	reports, freed := e.channels()
+	e.events(now, reports, freed)
+	work := e.core.next(now)
+	e.warmer.look()
+	e.carry(now)
+	e.publish(now)
+	if !work {
+		return nil
+	}
+	return &e.core.plan.Batch
+}
+
+// Finish ends a turn: it samples from the rows of the batch and sends outputs.
+func (e *Engine) Finish(rows [][]float32, now time.Time) {
+	e.core.apply(rows, now)
+	e.core.audit()
+	e.carry(now)
+}
+
+// Scheduler returns the scheduler of an engine that its caller drives, for looking
+// at between two calls.
+func (e *Engine) Scheduler() *sched.Scheduler { return e.core.sched }
+
 // Run is the step loop. It returns nil when ctx ends, after every request has
 // ended and no load can write any more, and an error when the model failed. An
 // engine runs once.
@@ -273,19 +304,20 @@ func (e *Engine) loop(ctx context.Context) (err error) {
 		now := time.Now()
 		e.turn.Store(now.UnixNano())
 		e.goesOn()
-		e.events(now, reports, freed)
-		work := e.core.next(now)
-		e.warmer.look()
-		e.carry(now)
-		e.publish(now)
-		if !work {
+		b := e.Begin(now)
+		if b == nil {
 			e.turn.Store(0)
 			e.rest(ctx, reports, freed)
 			continue
 		}
-		if err := e.step(now); err != nil {
-			return err
+		tokens, seqs := b.Tokens(), len(b.Seqs)
+		rows, err := e.model.Step(b)
+		if err != nil {
+			return fmt.Errorf("%w: computing a step of %d tokens: %w", ErrDead, tokens, err)
 		}
+		ended := time.Now()
+		e.cfg.Metrics.Step(tokens, seqs, ended.Sub(now))
+		e.Finish(rows, ended)
 	}
 	return nil
 }
@@ -295,22 +327,6 @@ func (e *Engine) channels() (<-chan connector.LoadReport, <-chan []kv.BlockID) {
 		return nil, nil
 	}
 	return e.cfg.Connector.Reports(), e.cfg.Connector.Freed()
-}
-
-// step computes the planned batch and carries its outputs out.
-func (e *Engine) step(began time.Time) error {
-	b := &e.core.plan.Batch
-	tokens, seqs := b.Tokens(), len(b.Seqs)
-	rows, err := e.model.Step(b)
-	if err != nil {
-		return fmt.Errorf("%w: computing a step of %d tokens: %w", ErrDead, tokens, err)
-	}
-	now := time.Now()
-	e.cfg.Metrics.Step(tokens, seqs, now.Sub(began))
-	e.core.apply(rows, now)
-	e.core.audit()
-	e.carry(now)
-	return nil
 }
 
 // rest waits for the next event.
@@ -336,15 +352,19 @@ func (e *Engine) events(now time.Time, reports <-chan connector.LoadReport, free
 		in[i] = event{}
 	}
 	e.spare = in
+	// In a fixed order, so that what came in decides alone.
 	for more := true; more; {
 		select {
 		case b := <-freed:
 			e.core.sched.Release(b)
-		case r := <-reports:
-			e.reported(r, reports)
 		default:
 			more = false
 		}
+	}
+	select {
+	case r := <-reports:
+		e.reported(r, reports)
+	default:
 	}
 }
 

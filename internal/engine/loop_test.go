@@ -41,16 +41,16 @@ func newStepper(tb testing.TB, seqs int) stepper {
 }
 
 func (s stepper) step(tb testing.TB) bool {
-	now := time.Time{}
-	s.e.events(now, nil, nil)
-	work := s.next(now)
-	s.e.carry(now)
-	if work {
-		if err := s.e.step(now); err != nil {
-			tb.Fatal(err)
-		}
+	b := s.e.Begin(time.Time{})
+	if b == nil {
+		return false
 	}
-	return work
+	rows, err := s.m.Step(b)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s.e.Finish(rows, time.Time{})
+	return true
 }
 
 // The core is a value: the same events give the same plans and tokens.

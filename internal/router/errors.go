@@ -2,13 +2,12 @@ package router
 
 import (
 	"encoding/json"
-	"errors"
-	"fmt"
 	"net/http"
 	"strconv"
 
 	"tandem/internal/backend"
 	"tandem/internal/openai"
+	"tandem/internal/router/flow"
 )
 
 // A failure is an answer that the router makes itself, or passes on from an
@@ -18,9 +17,9 @@ type failure struct {
 	kind    string // error.type: as engines have it, or what only a router meets
 	message string
 	param   string
-	body    []byte // an engine's own error body
-	retry   int    // Retry-After in seconds, 0: none
-	flow    *flow  // what was tried, or nil
+	body    []byte    // an engine's own error body
+	retry   int       // Retry-After in seconds, 0: none
+	flow    *flowCall // what was tried, or nil
 }
 
 // json returns the body to send.
@@ -65,37 +64,19 @@ func shutdown() *failure {
 	return f
 }
 
-// noBackend says that no backend of a role can serve.
-func noBackend(role backend.Role) *failure {
-	return &failure{
-		status: http.StatusServiceUnavailable, kind: "backend_unavailable", retry: 1,
-		message: fmt.Sprintf("no %s engine is ready; see /status for the reason of each", role),
-	}
+// flowCall is the core of a call over the engines of this router.
+type flowCall = flow.Flow[*backend.Backend]
+
+// ended returns the answer of a flow that failed.
+func ended(f *flow.Failure) *failure {
+	return &failure{status: f.Status, kind: f.Kind, message: f.Message, body: f.Body, retry: f.Retry}
 }
 
-// failure turns a leg's outcome into the answer the client gets.
-func (o outcome) failure(f *flow) *failure {
-	if o.refusal != "" {
-		return &failure{status: http.StatusBadGateway, kind: "bad_hand_off", message: o.refusal}
-	}
-	if o.status != 0 {
-		out := &failure{status: o.status, kind: "engine_error", body: o.body}
-		if !json.Valid(o.body) {
-			out.body = nil
-			out.message = fmt.Sprintf("the engine answered status %d without a JSON body", o.status)
-		}
-		if o.status == http.StatusServiceUnavailable || o.status == http.StatusTooManyRequests {
-			out.retry = 1
-		}
-		return out
-	}
-	var t *backend.TransportError
-	leg := "an engine"
-	if errors.As(o.err, &t) {
-		leg = "engine " + t.Backend
-	}
-	return &failure{
-		status: http.StatusBadGateway, kind: "backend_unavailable", retry: 1,
-		message: fmt.Sprintf("%s ended the exchange without an answer (attempt %d)", leg, f.attempts),
-	}
+// noBackend says that no backend of a role can serve.
+func noBackend(role backend.Role) *failure { return ended(flow.NoBackend(role)) }
+
+// unanswered is what a client gets where an engine gave no answer to the try of
+// number attempts.
+func unanswered(err error, attempts int) *failure {
+	return ended(flow.Outcome{Err: err}.Failure(attempts))
 }

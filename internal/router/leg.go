@@ -13,41 +13,42 @@ import (
 	"time"
 
 	"tandem/internal/backend"
+	"tandem/internal/router/flow"
 )
 
 // prefillLeg runs the whole prefill leg.
-func (c *call) prefillLeg(ctx context.Context, f *flow, prompt json.RawMessage) (o outcome) {
-	defer c.timed(ctx, f.prefill, &o)()
+func (c *call) prefillLeg(ctx context.Context, f *flowCall, prompt json.RawMessage) (o flow.Outcome) {
+	defer c.timed(ctx, f.Prefill(), &o)()
 	// A client that leaves may leave while P's answer is under way: the answer is
 	// taken all the same, so that its lease can be released.
-	status, body, err := f.prefill.Exchange(ctx, c.path, c.header, c.prefillBody(prompt), 32<<20)
+	status, body, err := f.Prefill().Exchange(ctx, c.path, c.header, c.prefillBody(prompt), 32<<20)
 	if err != nil {
-		return outcome{err: err}
+		return flow.Outcome{Err: err}
 	}
 	if status/100 != 2 {
-		return answered(status, body)
+		return flow.Answered(status, body)
 	}
 	var answer struct {
 		Params json.RawMessage `json:"kv_transfer_params"`
 	}
 	if err := json.Unmarshal(body, &answer); err != nil {
-		return outcome{status: http.StatusBadGateway, body: (&failure{status: http.StatusBadGateway, kind: "bad_hand_off",
-			message: fmt.Sprintf("prefill engine %s answered what is no JSON", f.prefill.Name())}).json()}
+		return flow.Outcome{Status: http.StatusBadGateway, Body: (&failure{status: http.StatusBadGateway, kind: "bad_hand_off",
+			message: fmt.Sprintf("prefill engine %s answered what is no JSON", f.Prefill().Name())}).json()}
 	}
 	if len(answer.Params) > 0 && answer.Params[0] == '{' && !empty(answer.Params) {
-		o.handoff = answer.Params
+		o.Handoff = answer.Params
 	}
-	o.status = status
+	o.Status = status
 	return o
 }
 
 // decodeLeg starts the decode leg and holds the answer until its first bytes
 // are there, so that a failure before the first content keeps its status.
-func (c *call) decodeLeg(ctx context.Context, f *flow, prompt json.RawMessage) (leg *begun, o outcome) {
-	defer c.timed(ctx, f.decode, &o)()
-	resp, err := f.decode.Post(ctx, c.path, c.header, c.decodeBody(prompt, f.handoff))
+func (c *call) decodeLeg(ctx context.Context, f *flowCall, prompt json.RawMessage) (leg *begun, o flow.Outcome) {
+	defer c.timed(ctx, f.Decode(), &o)()
+	resp, err := f.Decode().Post(ctx, c.path, c.header, c.decodeBody(prompt, f.Handoff()))
 	if err != nil {
-		return nil, outcome{err: err}
+		return nil, flow.Outcome{Err: err}
 	}
 	if resp.StatusCode/100 != 2 {
 		defer closeBody(resp.Body)
@@ -55,7 +56,7 @@ func (c *call) decodeLeg(ctx context.Context, f *flow, prompt json.RawMessage) (
 		if err != nil {
 			body = nil // the status alone says enough
 		}
-		return nil, answered(resp.StatusCode, body)
+		return nil, flow.Answered(resp.StatusCode, body)
 	}
 	buf := make([]byte, 16<<10)
 	n, err := io.ReadAtLeast(resp.Body, buf, 1)
@@ -64,14 +65,14 @@ func (c *call) decodeLeg(ctx context.Context, f *flow, prompt json.RawMessage) (
 		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
-		f.decode.Suspect()
-		return nil, outcome{err: &backend.TransportError{Backend: f.decode.Name(), Err: err}}
+		f.Decode().Suspect()
+		return nil, flow.Outcome{Err: &backend.TransportError{Backend: f.Decode().Name(), Err: err}}
 	}
 	if status, body := errorEvent(buf[:n]); status != 0 {
 		closeBody(resp.Body)
-		return nil, answered(status, body)
+		return nil, flow.Answered(status, body)
 	}
-	return &begun{resp: resp, first: buf[:n], flow: f}, outcome{status: resp.StatusCode}
+	return &begun{resp: resp, first: buf[:n], flow: f}, flow.Outcome{Status: resp.StatusCode}
 }
 
 // errorEvent recognises a stream that begins with an error, which is a failed
@@ -97,7 +98,7 @@ func errorEvent(first []byte) (status int, body []byte) {
 }
 
 // timed reports a leg to the metrics and the log when it ends.
-func (c *call) timed(ctx context.Context, b *backend.Backend, o *outcome) func() {
+func (c *call) timed(ctx context.Context, b *backend.Backend, o *flow.Outcome) func() {
 	began := time.Now()
 	return func() {
 		took := time.Since(began)
@@ -105,21 +106,21 @@ func (c *call) timed(ctx context.Context, b *backend.Backend, o *outcome) func()
 		why := left(ctx)
 		result := "ok"
 		switch {
-		case o.ok():
+		case o.OK():
 		case why != "":
 			result = why
-		case o.err != nil:
+		case o.Err != nil:
 			result = "no_answer"
 		default:
-			result = strconv.Itoa(o.status)
+			result = strconv.Itoa(o.Status)
 		}
 		if m.Leg != nil {
 			m.Leg(string(b.Role()), b.Name(), result, took.Seconds())
 		}
-		if o.ok() {
+		if o.OK() {
 			return
 		}
-		if m.Retry != nil && why == "" && (o.retryable() || o.refuses()) {
+		if m.Retry != nil && why == "" && (o.Retryable() || o.Refuses()) {
 			m.Retry(string(b.Role()), result)
 		}
 		args := []any{"id", c.id, "role", string(b.Role()), "backend", b.Name(), "outcome", result, "total", rounded(took)}
@@ -127,17 +128,17 @@ func (c *call) timed(ctx context.Context, b *backend.Backend, o *outcome) func()
 		case why != "":
 			c.r.cfg.Log.Debug("leg ended", args...)
 			return
-		case o.err != nil:
-			args = append(args, "err", o.err)
-		case o.message != "":
-			args = append(args, "err", o.message)
+		case o.Err != nil:
+			args = append(args, "err", o.Err)
+		case o.Message != "":
+			args = append(args, "err", o.Message)
 		}
 		level := slog.LevelWarn
 		switch {
-		case o.refuses():
+		case o.Refuses():
 			level = slog.LevelError
-			args = append(args, "param", o.param)
-		case o.status/100 == 4:
+			args = append(args, "param", o.Param)
+		case o.Status/100 == 4:
 			level = slog.LevelDebug // the client's doing, and it is told
 		}
 		c.r.cfg.Log.Log(ctx, level, "leg failed", args...)
@@ -147,13 +148,13 @@ func (c *call) timed(ctx context.Context, b *backend.Backend, o *outcome) func()
 // release tells P that nobody will read a hand-off. The client may be gone and
 // the flow's context dead; using it would cancel the one call that frees P's
 // memory. The attempt is bounded and may be lost: the lease is the backstop.
-func (c *call) release(ctx context.Context, e effect) {
+func (c *call) release(ctx context.Context, e flow.Effect[*backend.Backend]) {
 	ctx = context.WithoutCancel(ctx)
 	c.r.releases.Go(func() {
 		result := "ok"
-		if err := e.release.Release(ctx, c.header, e.handoff); err != nil {
+		if err := e.From.Release(ctx, c.header, e.Handoff); err != nil {
 			result = "lost"
-			c.r.cfg.Log.Warn("hand-off not released; its lease will end it", "id", c.id, "backend", e.release.Name(), "err", err)
+			c.r.cfg.Log.Warn("hand-off not released; its lease will end it", "id", c.id, "backend", e.From.Name(), "err", err)
 		}
 		if c.r.cfg.Metrics.Release != nil {
 			c.r.cfg.Metrics.Release(result)

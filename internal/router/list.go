@@ -100,7 +100,7 @@ func (c *call) listFlow(ctx context.Context, prompt json.RawMessage, send func(p
 			return
 		}
 		if err != nil {
-			send(piece{fail: outcome{err: &backend.TransportError{Backend: leg.flow.decode.Name(), Err: err}}.failure(leg.flow)})
+			send(piece{fail: unanswered(&backend.TransportError{Backend: leg.flow.Decode().Name(), Err: err}, leg.flow.Attempts())})
 			return
 		}
 		send(piece{leg: leg, data: data, end: true})
@@ -124,8 +124,8 @@ func (c *call) listFlow(ctx context.Context, prompt json.RawMessage, send func(p
 	if ctx.Err() != nil {
 		return
 	}
-	leg.flow.decode.Suspect()
-	send(piece{fail: cut(leg.flow.decode.Name())})
+	leg.flow.Decode().Suspect()
+	send(piece{fail: cut(leg.flow.Decode().Name())})
 }
 
 // A merge puts the answers of a list's flows together.

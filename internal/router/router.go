@@ -181,7 +181,7 @@ func (r *Router) fromDecode(w http.ResponseWriter, q *http.Request) {
 	}
 	status, body, err := b.Fetch(q.Context(), q.URL.EscapedPath(), 8<<20)
 	if err != nil {
-		outcome{err: err}.failure(&flow{attempts: 1}).write(w)
+		unanswered(err, 1).write(w)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -203,7 +203,7 @@ func (r *Router) toDecode(w http.ResponseWriter, q *http.Request) {
 	}
 	resp, err := b.Post(q.Context(), q.URL.Path, legHeader(q, openai.RequestID(q.Header)), body)
 	if err != nil {
-		outcome{err: err}.failure(&flow{attempts: 1}).write(w)
+		unanswered(err, 1).write(w)
 		return
 	}
 	defer closeBody(resp.Body)

@@ -13,6 +13,7 @@ import (
 
 	"tandem/internal/backend"
 	"tandem/internal/openai"
+	"tandem/internal/router/flow"
 )
 
 // Response headers that say what the router did.
@@ -240,14 +241,14 @@ func (c *call) decodeBody(prompt, handoff json.RawMessage) []byte {
 type begun struct {
 	resp  *http.Response
 	first []byte // bytes already read from it
-	flow  *flow
+	flow  *flowCall
 }
 
 // run carries a flow's effects out until a decode leg began or the flow failed.
 // Both are nil when the client left.
 func (c *call) run(ctx context.Context, prompt json.RawMessage) (*begun, *failure) {
-	f := &flow{whole: c.whole != "", retries: c.r.cfg.Retries}
-	due := f.start()
+	f := flow.New[*backend.Backend](c.whole != "", c.r.cfg.Retries)
+	due := f.Start()
 	if c.r.decode.Ready() == 0 {
 		return nil, noBackend(backend.Decode) // before P works for nobody
 	}
@@ -255,57 +256,58 @@ func (c *call) run(ctx context.Context, prompt json.RawMessage) (*begun, *failur
 	for len(due) > 0 {
 		e := due[0]
 		due = due[1:]
-		if ctx.Err() != nil && e.act != actRelease {
-			due = f.gone()
+		if ctx.Err() != nil && e.Act != flow.Release {
+			due = f.Gone()
 			continue
 		}
-		switch e.act {
-		case actPick:
+		switch e.Act {
+		case flow.Pick:
 			pool := c.r.decode
-			if e.role == backend.Prefill {
+			if e.Role == backend.Prefill {
 				pool = c.r.prefill
 			}
-			not := slices.Concat(e.not, c.r.unfit(e.role, f.prefill))
-			due = append(due, f.picked(e.role, pool.Pick(not...))...)
-		case actPrefill:
-			due = append(due, f.prefilled(c.prefillLeg(ctx, f, prompt))...)
-		case actDecode:
-			var o outcome
+			not := slices.Concat(e.Not, c.r.unfit(e.Role, f.Prefill()))
+			due = append(due, f.Picked(e.Role, pool.Pick(not...))...)
+		case flow.RunPrefill:
+			due = append(due, f.Prefilled(c.prefillLeg(ctx, f, prompt))...)
+		case flow.RunDecode:
+			var o flow.Outcome
 			leg, o = c.decodeLeg(ctx, f, prompt)
-			due = append(due, f.decoded(o)...)
-		case actRelease:
+			due = append(due, f.Decoded(o)...)
+		case flow.Release:
 			c.release(ctx, e)
-		case actStream:
+		case flow.Stream:
 			return leg, nil
-		case actFail:
-			e.fail.flow = f
-			return nil, e.fail
+		case flow.Answer:
+			fail := ended(e.Fail)
+			fail.flow = f
+			return nil, fail
 		}
 	}
 	return nil, nil
 }
 
 // describe sets the response headers that say who did what.
-func (c *call) describe(h http.Header, f *flow) {
-	if f.prefill != nil {
-		h.Set(headerPrefill, f.prefill.Name())
+func (c *call) describe(h http.Header, f *flowCall) {
+	if f.Prefill() != nil {
+		h.Set(headerPrefill, f.Prefill().Name())
 	}
-	if f.decode != nil {
-		h.Set(headerDecode, f.decode.Name())
+	if f.Decode() != nil {
+		h.Set(headerDecode, f.Decode().Name())
 	}
 	route := "pd"
 	if c.whole != "" {
 		route = "decode-only; reason=" + c.whole
 	}
-	if f.attempts > 1 {
-		route += "; attempts=" + strconv.Itoa(f.attempts)
+	if f.Attempts() > 1 {
+		route += "; attempts=" + strconv.Itoa(f.Attempts())
 	}
 	h.Set(headerRoute, route)
 }
 
 // blame is describe for a flow that failed, where any engine was asked.
 func (c *call) blame(h http.Header, fail *failure) {
-	if f := fail.flow; f != nil && (f.prefill != nil || f.decode != nil) {
+	if f := fail.flow; f != nil && (f.Prefill() != nil || f.Decode() != nil) {
 		c.describe(h, f)
 	}
 }

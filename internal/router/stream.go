@@ -181,14 +181,14 @@ func (c *call) serveOne(w *recorder, q *http.Request) {
 		case why == clientGone:
 			w.outcome = clientGone
 		case c.stream:
-			leg.flow.decode.Suspect()
-			out.abort(cut(leg.flow.decode.Name()))
+			leg.flow.Decode().Suspect()
+			out.abort(cut(leg.flow.Decode().Name()))
 		default:
 			// A plain answer that was cut has no valid end; the client must
 			// see that it is broken.
 			if w.outcome = why; why == "" {
 				w.outcome = interrupted
-				leg.flow.decode.Suspect()
+				leg.flow.Decode().Suspect()
 			}
 			panic(http.ErrAbortHandler)
 		}

@@ -34,7 +34,7 @@ func (a *audit) release(blocks []kv.BlockID) {
 
 // audited checks the scheduler after a call.
 func (s *Scheduler) audited(call string) {
-	if err := s.check(s.audit.leases); err != nil {
+	if err := s.Check(s.audit.leases); err != nil {
 		panic(fmt.Sprintf("sched: after %s: %v", call, err))
 	}
 }

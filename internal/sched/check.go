@@ -6,11 +6,11 @@ import (
 	"tandem/internal/kv"
 )
 
-// check verifies every invariant of s: each reference of the pool has an owner,
+// Check verifies every invariant of s: each reference of the pool has an owner,
 // nobody writes a block that another one reads, tables and statuses agree, and
 // the counters add up. leases are the references of blocks handed over. It is
 // slow; tests and builds with the invariants tag call it.
-func (s *Scheduler) check(leases map[kv.BlockID]int) error {
+func (s *Scheduler) Check(leases map[kv.BlockID]int) error {
 	if err := s.pool.Check(); err != nil {
 		return err
 	}

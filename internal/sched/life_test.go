@@ -22,10 +22,8 @@ func TestDrawingShowsTheTable(t *testing.T) {
 			drawn = append(drawn, word.FindString(parts[i])+" "+word.FindString(parts[i+1]))
 		}
 	}
-	for from, tos := range moves {
-		for _, to := range tos {
-			table = append(table, status(from).String()+" "+to.String())
-		}
+	for _, e := range Moves.Edges() {
+		table = append(table, e.From+" "+e.To)
 	}
 	slices.Sort(drawn)
 	slices.Sort(table)
@@ -38,7 +36,7 @@ func TestMovePanicsOffTheTable(t *testing.T) {
 	for from := queued; from <= finished; from++ {
 		for to := queued; to <= finished; to++ {
 			r := &request{status: from}
-			want := slices.Contains(moves[from], to)
+			want := Moves.May(from, to)
 			func() {
 				defer func() {
 					if (recover() == nil) != want {

@@ -2,9 +2,9 @@ package sched
 
 import (
 	"fmt"
-	"slices"
 
 	"tandem/internal/kv"
+	"tandem/internal/moves"
 )
 
 // A Request is what the engine submits. The scheduler reads Prompt and never
@@ -107,13 +107,13 @@ func (s status) String() string {
 	return fmt.Sprintf("status(%d)", uint8(s))
 }
 
-// moves is the life cycle.
-var moves = [...][]status{
-	queued:   {loading, running, finished},
-	loading:  {queued, finished},
-	running:  {queued, finished},
-	finished: {},
-}
+// Moves is the drawing of a request's life cycle.
+var Moves = moves.Draw("sched: request",
+	[]status{loading, running, finished},
+	[]status{queued, finished},
+	[]status{queued, finished},
+	nil,
+)
 
 // span is a range of token positions [from, to).
 type span struct{ from, to int }
@@ -122,6 +122,7 @@ type span struct{ from, to int }
 type request struct {
 	Request
 	status status
+	moves  *moves.Count
 	number uint64 // in the order of Add; breaks ties of rank
 	place  int    // index in the queue's heap, -1 outside
 
@@ -148,14 +149,9 @@ type request struct {
 	wantNew  uint64 // ... or for changes of the index since then
 }
 
-// move changes r's status. It panics on an edge that is not in moves: the
+// move changes r's status. It panics on an edge that is not drawn: the
 // scheduler is the only caller, so a bad edge is a bug in this package.
-func (r *request) move(to status) {
-	if !slices.Contains(moves[r.status], to) {
-		panic(fmt.Sprintf("sched: request %s: %v to %v", r.ID, r.status, to))
-	}
-	r.status = to
-}
+func (r *request) move(to status) { r.status = Moves.Move(r.status, to, r.moves, r.ID) }
 
 // left returns the number of tokens to compute before the next one is sampled.
 func (r *request) left() int { return len(r.tokens) - r.done }

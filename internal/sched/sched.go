@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"tandem/internal/kv"
+	"tandem/internal/moves"
 )
 
 // Errors of Add.
@@ -92,6 +93,7 @@ type Scheduler struct {
 	plan     Plan
 	planned  []*request // the requests of plan.Items
 	finished []Finished
+	moves    moves.Count
 	total    Totals
 	audit    audit
 }
@@ -141,6 +143,7 @@ func (s *Scheduler) Add(r Request) error {
 	s.added++
 	q := &request{
 		Request: r,
+		moves:   &s.moves,
 		number:  s.added,
 		tokens:  r.Prompt,
 		most:    len(r.Prompt) + min(r.MaxTokens, limit-len(r.Prompt)),
@@ -220,6 +223,12 @@ func (s *Scheduler) drop(r *request) {
 		s.queue.remove(r, s)
 	}
 }
+
+// Moves returns how often requests have moved along each edge of Moves.
+func (s *Scheduler) Moves() *moves.Count { return &s.moves }
+
+// Pool returns the pool of s, for looking at.
+func (s *Scheduler) Pool() *kv.Pool { return s.pool }
 
 // Finishes counts finished requests by Reason.
 type Finishes [LoadFailed + 1]uint64

@@ -160,7 +160,7 @@ func (w *world) abort(id kv.RequestID) {
 
 func (w *world) check() {
 	w.t.Helper()
-	if err := w.s.check(w.leased); err != nil {
+	if err := w.s.Check(w.leased); err != nil {
 		w.t.Fatalf("step %d: %v", w.step, err)
 	}
 }

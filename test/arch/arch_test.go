@@ -32,6 +32,9 @@ type rule struct {
 	reason    string
 }
 
+// effects is what a core never imports: it decides, others act.
+var effects = []string{"context", "sync", "sync/atomic", "log", "log/slog", "os", "net", "net/http", "math/rand", "math/rand/v2", "crypto/rand"}
+
 var rules = []rule{
 	{[]string{"router", "backend"}, []string{"./engine", "./sched", "./model", "./kv", "./connector", "./transfer"}, false,
 		"the router must drive a real vLLM with no hidden knowledge"},
@@ -39,6 +42,8 @@ var rules = []rule{
 		"tokens in, tokens out: wire shapes and text must not leak inward"},
 	{[]string{"sched"}, []string{"time", "context", "sync", "log", "log/slog", "os", "net"}, true,
 		"the same calls must give the same plans"},
+	{[]string{"router/flow"}, append([]string{"time"}, effects...), true, "a core: the same events must give the same effects"},
+	{[]string{"moves"}, []string{"./"}, false, "it knows no machine"},
 	{[]string{"kv"}, []string{"./sched", "./connector", "./transfer"}, false, "it is the ground floor"},
 	{[]string{"transfer"}, []string{"./kv", "./sched"}, false, "it moves byte ranges and knows no tokens"},
 	{[]string{"connector"}, []string{"./engine", "./sched", "./openai"}, false, "it satisfies interfaces declared by its users"},
