@@ -45,6 +45,7 @@ type serveOptions struct {
 	sim         bool
 	simDelay    time.Duration
 	transfer    string
+	ownPolicy   bool
 	peerListen  string
 	advertise   string
 	socketDir   string
@@ -83,6 +84,7 @@ func (o *serveOptions) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.sim, "sim", false, "no model: synthetic tokens that depend on every KV byte")
 	f.DurationVar(&o.simDelay, "sim-token-time", 0, "with --sim: time that each computed token takes")
 	f.StringVar(&o.transfer, "kv-transfer-config", "", "connector as JSON or @FILE, as in vLLM; single keys as --kv-transfer-config.KEY VALUE")
+	f.BoolVar(&o.ownPolicy, "allow-request-policy", false, "let a request choose by the header X-KV-Load-Failure-Policy (fail or recompute) what happens when its KV load fails")
 	f.StringVar(&o.peerListen, "peer-listen", "127.0.0.1:0", "address for other engines")
 	f.StringVar(&o.advertise, "peer-advertise", "", "address that other engines dial (default: where --peer-listen was bound)")
 	f.StringVar(&o.socketDir, "peer-socket-dir", "", "folder for the peer socket of engines on this host (default: a new one)")
@@ -159,6 +161,8 @@ func (o *serveOptions) check(args []string) error {
 		return fmt.Errorf("--tensor-parallel-size %d: want 1, 2 or 4", o.tp)
 	case o.sim && len(args) > 0:
 		return fmt.Errorf("serve: --sim runs without a model, but %s is given", args[0])
+	case o.noConnector && o.ownPolicy:
+		return errors.New("--allow-request-policy has no use without --kv-transfer-config")
 	case o.noConnector && o.tokenFile != "":
 		return errors.New("--cluster-token-file has no use without --kv-transfer-config")
 	case !o.noConnector && o.tokenFile == "":

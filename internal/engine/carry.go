@@ -80,6 +80,7 @@ func (e *Engine) finished(g *group, err error, now time.Time) {
 		slog.String("finish", string(g.finish)), slog.Int("prompt", st.Usage.Prompt),
 		slog.Int("completion", st.Usage.Completion), slog.Int("cached", st.Usage.LocalHit),
 		slog.Int("loaded", st.Usage.Loaded), slog.Int("recomputed", st.Usage.Recomputed),
+		slog.String("load_failure", string(st.Usage.Failure)),
 		slog.Duration("queue", st.Queue), slog.Duration("prefill", st.Prefill), slog.Duration("total", st.Total),
 	}
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"tandem/internal/connector"
 	"tandem/internal/engine/spec"
 	"tandem/internal/kv"
 )
@@ -42,6 +43,8 @@ const (
 	PolicyRecompute FailPolicy = "recompute" // what is missing is computed here
 )
 
+func (p FailPolicy) valid() bool { return p == PolicyFail || p == PolicyRecompute }
+
 // Config says how an engine works. Zero values take the defaults below.
 type Config struct {
 	Model Model
@@ -63,7 +66,7 @@ type Config struct {
 
 	// Connector brings KV from peers and keeps it for them; nil: no hand-offs.
 	Connector Connector
-	Policy    FailPolicy // PolicyFail
+	Policy    FailPolicy // of requests that bring none; PolicyFail
 
 	// Seed is the source of the seeds of requests without one; 0: random.
 	Seed uint64
@@ -103,7 +106,7 @@ func (c *Config) fill() error {
 	switch {
 	case len(c.Model.Arenas()) == 0 || len(c.Model.Arenas()) != info.TP:
 		return fmt.Errorf("engine: config: model has %d arenas for %d ranks", len(c.Model.Arenas()), info.TP)
-	case c.Policy != PolicyFail && c.Policy != PolicyRecompute:
+	case !c.Policy.valid():
 		return fmt.Errorf("engine: config: load failure policy %q: want %q or %q", c.Policy, PolicyFail, PolicyRecompute)
 	case c.MaxRequests < 0 || c.MaxOutputs < 2 || c.MaxN < 0 || c.StallLimit < 0:
 		return fmt.Errorf("engine: config: limits below their least values")
@@ -130,8 +133,8 @@ type Metrics struct {
 	// source of their KV.
 	Admitted func(u Usage)
 
-	// LoadFailed tells of a load that did not bring all its tiles, by class.
-	LoadFailed func(class string)
+	// LoadFailed tells of a load that did not bring all its tiles.
+	LoadFailed func(connector.LoadClass)
 
 	// Recovered tells of loads whose missing tokens are computed here.
 	Recovered func(requests, tokens int)
@@ -173,7 +176,7 @@ func (m *Metrics) fill() {
 		m.Admitted = func(Usage) {}
 	}
 	if m.LoadFailed == nil {
-		m.LoadFailed = func(string) {}
+		m.LoadFailed = func(connector.LoadClass) {}
 	}
 	if m.Recovered == nil {
 		m.Recovered = func(int, int) {}

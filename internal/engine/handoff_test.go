@@ -152,10 +152,10 @@ func TestLoadFailures(t *testing.T) {
 			want := one.run(t, seeded(prompt(n, 2), max, 3))
 			for tile := range (n - 1 + 15) / 16 {
 				var out syncBuffer
-				failed := map[string]int{}
+				failed := map[connector.LoadClass]int{}
 				dc := Config{
 					Policy: PolicyRecompute, Log: slog.New(slog.NewTextHandler(&out, nil)),
-					Metrics: Metrics{LoadFailed: func(c string) { failed[c]++ }},
+					Metrics: Metrics{LoadFailed: func(c connector.LoadClass) { failed[c]++ }},
 				}
 				x := startPair(t, sim.Config{}, sim.Config{}, Config{}, dc)
 				x.dl.bad = func(i int) bool { return i == tile }
@@ -167,7 +167,7 @@ func TestLoadFailures(t *testing.T) {
 					t.Errorf("%d tokens, tile %d: usage %+v", n, tile, u)
 				}
 				x.settled(t)
-				if failed["sum"] != 1 {
+				if failed[connector.ClassSum] != 1 {
 					t.Errorf("failures counted: %v", failed)
 				}
 				line := fmt.Sprintf("Recovered from KV load failure: 1 request(s) rescheduled (%d tokens affected).", u.Recomputed)

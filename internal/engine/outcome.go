@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -113,6 +114,7 @@ func (c *core) opened(ch *choice, now time.Time) {
 	c.metrics.FirstToken(now.Sub(g.submitted))
 	c.metrics.Admitted(g.usage)
 	ch.out.PromptLogprobs, g.prompt = g.prompt, nil
+	ch.out.Usage = g.usage
 	g.forked = true
 	for i := 1; i < g.req.N; i++ {
 		if err := c.add(g, i); err != nil {
@@ -215,6 +217,9 @@ func (c *core) stop(g *group, i int) {
 	c.ended(ch, Output{Choice: i, Finish: FinishStop}, effect{kind: doEmit})
 }
 
+// errCut is the cause of a load that ended by the connector's own doing.
+var errCut = errors.New("the load was ended before its time")
+
 // loaded takes the report of a load. It returns how many tokens of a request
 // that goes on are computed here instead, or 0.
 func (c *core) loaded(rep connector.LoadReport) (missing int) {
@@ -223,25 +228,28 @@ func (c *core) loaded(rep connector.LoadReport) (missing int) {
 		return 0
 	}
 	delete(c.loads, rep.ID)
-	res := c.sched.LoadDone(rep.ID, sched.LoadReport{Invalid: rep.Invalid, Fail: c.policy == PolicyFail})
-	c.untrack(g)
-	switch {
-	case !res.Found || res.Finished && res.Why == sched.Aborted || res.Missing == 0:
-		return 0
-	case rep.Err != nil:
-		c.metrics.LoadFailed(string(rep.Err.Class))
-	default:
-		c.metrics.LoadFailed("unknown")
+	policy := c.policy
+	if g.req.Policy != "" {
+		policy = g.req.Policy
 	}
+	res := c.sched.LoadDone(rep.ID, sched.LoadReport{Invalid: rep.Invalid, Fail: policy == PolicyFail})
+	c.untrack(g)
+	if !res.Found || res.Finished && res.Why == sched.Aborted || res.Missing == 0 {
+		return 0
+	}
+	err := rep.Err
+	if err == nil { // it was cancelled, though not by us: its connector is ending
+		err = &connector.LoadError{
+			Peer: g.req.Handoff.EngineID, Class: connector.ClassRead, Tiles: rep.Invalid, Err: errCut,
+		}
+	}
+	g.usage.Failure = err.Class
+	c.metrics.LoadFailed(err.Class)
 	if !res.Finished {
 		return res.Missing
 	}
 	g.choices[0].over = true
 	g.counts(res.Counts)
-	err := error(rep.Err)
-	if rep.Err == nil {
-		err = fmt.Errorf("engine: loading KV of %s: %d tokens are missing", rep.ID, res.Missing)
-	}
 	c.fail(g, err)
 	return 0
 }

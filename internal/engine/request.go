@@ -69,6 +69,10 @@ type Request struct {
 	// Handoff offers the KV of the prompt, or is nil.
 	Handoff *connector.Handoff
 
+	// Policy says what happens when the load of Handoff fails; "": what the
+	// Config says.
+	Policy FailPolicy
+
 	// PromptLogprobs is the number of alternatives reported with each prompt
 	// token; -1: no prompt log-probabilities. Such a prompt is computed whole
 	// here, and a Handoff is returned unread.
@@ -86,8 +90,8 @@ const (
 	FinishError  FinishReason = "error"
 )
 
-// Usage counts tokens. The last four say where the KV of the prompt came from;
-// they add up to Prompt.
+// Usage counts tokens. LocalHit, Loaded, Recomputed and Computed say where the KV
+// of the prompt came from; they add up to Prompt from the first token on.
 type Usage struct {
 	Prompt     int
 	Completion int // over all choices
@@ -96,6 +100,9 @@ type Usage struct {
 	Loaded     int // read from a peer and verified
 	Recomputed int // promised by a load that failed, computed here
 	Computed   int
+
+	// Failure is the class of the load's failure, "" when none failed.
+	Failure connector.LoadClass
 }
 
 // Cached returns the prompt tokens that were not computed here.
@@ -110,8 +117,8 @@ type Output struct {
 	Finish    FinishReason // set on the last output of the choice
 	StopToken *kv.Token    // the stop token id of the request that ended the choice, or nil
 
-	// Usage is set with Finish: the prompt's counts, and the completion tokens
-	// of all choices so far.
+	// Usage is set on the first output of choice 0, when the prompt's counts stand,
+	// and with Finish: the completion tokens are those of all choices so far.
 	Usage Usage
 
 	// Handoff is set on the last output of a RemoteDecode request.
@@ -163,6 +170,11 @@ func (e *Engine) check(r Request) (Request, error) {
 		var pe *sample.ParamError
 		errors.As(err, &pe)
 		return r, &InvalidError{Field: pe.Field, Msg: pe.Msg, Err: err}
+	}
+	if r.Policy != "" && !r.Policy.valid() {
+		return r, &InvalidError{
+			Field: "kv_load_failure_policy", Msg: fmt.Sprintf("must be %q or %q", PolicyFail, PolicyRecompute),
+		}
 	}
 	if r.RemoteDecode && r.Handoff != nil {
 		return r, &InvalidError{Field: "kv_transfer_params", Msg: "a request cannot both read and offer KV"}

@@ -5,14 +5,24 @@ import (
 	"strconv"
 )
 
-// A Usage counts tokens. Loaded and Recomputed are not in OpenAI's schema: the
-// prompt tokens whose KV came from another engine, and those that were promised
-// by one and computed here.
+// A Usage counts tokens. KVTransfer is not in OpenAI's schema.
 type Usage struct {
 	PromptTokens     int            `json:"prompt_tokens"`
 	TotalTokens      int            `json:"total_tokens"`
 	CompletionTokens int            `json:"completion_tokens"`
 	Details          *PromptDetails `json:"prompt_tokens_details,omitempty"`
+	KVTransfer       *KVTransfer    `json:"kv_transfer,omitempty"`
+}
+
+// A KVTransfer says where the KV of the prompt came from: the last four numbers
+// add up to Prompt. Failure is why a load failed, "" when none did.
+type KVTransfer struct {
+	Prompt     int    `json:"prompt_tokens"`
+	Loaded     int    `json:"loaded_tokens"`     // read from another engine and verified
+	Local      int    `json:"local_tokens"`      // in the prefix cache here
+	Recomputed int    `json:"recomputed_tokens"` // promised by another engine, computed here
+	Computed   int    `json:"computed_tokens"`   // all others
+	Failure    string `json:"failure,omitempty"`
 }
 
 // PromptDetails say where the KV of the prompt came from.

@@ -2,6 +2,7 @@ package router
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 	"strconv"
 
@@ -17,7 +18,8 @@ type failure struct {
 	kind    string // error.type: as engines have it, or what only a router meets
 	message string
 	param   string
-	body    []byte    // an engine's own error body
+	body    []byte // an engine's own error body
+	header  http.Header
 	retry   int       // Retry-After in seconds, 0: none
 	flow    *flowCall // what was tried, or nil
 }
@@ -36,6 +38,7 @@ func (f *failure) json() []byte {
 
 // write answers a request that has no byte yet.
 func (f *failure) write(w http.ResponseWriter) {
+	maps.Copy(w.Header(), f.header)
 	w.Header().Set("Content-Type", "application/json")
 	if f.retry > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(f.retry))
@@ -69,7 +72,7 @@ type flowCall = flow.Flow[*backend.Backend]
 
 // ended returns the answer of a flow that failed.
 func ended(f *flow.Failure) *failure {
-	return &failure{status: f.Status, kind: f.Kind, message: f.Message, body: f.Body, retry: f.Retry}
+	return &failure{status: f.Status, kind: f.Kind, message: f.Message, body: f.Body, header: f.Header, retry: f.Retry}
 }
 
 // noBackend says that no backend of a role can serve.

@@ -46,7 +46,7 @@ func (c *call) prefillLeg(ctx context.Context, f *flowCall, prompt json.RawMessa
 // are there, so that a failure before the first content keeps its status.
 func (c *call) decodeLeg(ctx context.Context, f *flowCall, prompt json.RawMessage) (leg *begun, o flow.Outcome) {
 	defer c.timed(ctx, f.Decode(), &o)()
-	resp, err := f.Decode().Post(ctx, c.path, c.header, c.decodeBody(prompt, f.Handoff()))
+	resp, err := f.Decode().Post(ctx, c.path, c.decodeHeader(), c.decodeBody(prompt, f.Handoff()))
 	if err != nil {
 		return nil, flow.Outcome{Err: err}
 	}
@@ -56,7 +56,9 @@ func (c *call) decodeLeg(ctx context.Context, f *flowCall, prompt json.RawMessag
 		if err != nil {
 			body = nil // the status alone says enough
 		}
-		return nil, flow.Answered(resp.StatusCode, body)
+		o = flow.Answered(resp.StatusCode, body)
+		o.Header = transferHeader(resp.Header)
+		return nil, o
 	}
 	buf := make([]byte, 16<<10)
 	n, err := io.ReadAtLeast(resp.Body, buf, 1)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strconv"
 	"sync"
@@ -65,7 +66,7 @@ func (c *call) serveList(w *recorder, q *http.Request) {
 	})
 	defer wg.Wait()
 	defer cancel()
-	m := &merge{call: c, w: w, answers: make([][]byte, len(c.list))}
+	m := &merge{call: c, w: w, answers: make([][]byte, len(c.list)), headers: make([]http.Header, len(c.list))}
 	for p := range pieces {
 		if !m.add(p) {
 			return
@@ -138,6 +139,7 @@ type merge struct {
 	usage   map[string]any
 	last    []byte // a usage event, the form of the merged one
 	answers [][]byte
+	headers []http.Header // of the answers, as far as they tell of KV
 	flows   int
 }
 
@@ -157,7 +159,7 @@ func (m *merge) add(p piece) bool {
 			m.call.describeList(m.w.Header(), p.leg)
 		}
 		m.flows++
-		m.answers[p.flow] = p.data
+		m.answers[p.flow], m.headers[p.flow] = p.data, transferHeader(p.leg.resp.Header)
 		return true
 	}
 	if p.end {
@@ -270,6 +272,7 @@ func (m *merge) finish() {
 	out := m.sum(first, func(e ...openai.Edit) []byte {
 		return first.Edit(append(e, openai.Edit{Key: "choices", Value: choices})...)
 	})
+	maps.Copy(m.w.Header(), sumHeaders(m.headers))
 	m.w.Header().Set("Content-Type", "application/json")
 	m.w.WriteHeader(http.StatusOK)
 	_, _ = m.w.Write(out) // the client may be gone

@@ -226,7 +226,7 @@ func (r *Router) read(w http.ResponseWriter, q *http.Request) ([]byte, *failure)
 }
 
 // passed are the client's headers that both legs see.
-var passed = []string{"Authorization", "Traceparent", "Tracestate", "X-Kv-Load-Failure-Policy", "X-Session-Id"}
+var passed = []string{"Authorization", "Traceparent", "Tracestate", "X-Session-Id"}
 
 func legHeader(q *http.Request, id string) http.Header {
 	h := make(http.Header, 4)

@@ -30,6 +30,7 @@ type call struct {
 	body   *openai.Body
 	raw    []byte
 	header http.Header // of both legs
+	policy []string    // the client's load failure policy, for D
 	id     string
 	whole  string // why the request runs on D alone, or ""
 	stream bool
@@ -87,6 +88,7 @@ func routeLabel(h string) string {
 func (r *Router) parse(w http.ResponseWriter, q *http.Request) (*call, *failure) {
 	c := &call{r: r, path: q.URL.Path, id: openai.RequestID(q.Header), n: 1}
 	c.header = legHeader(q, c.id)
+	c.policy = q.Header[headerPolicy]
 	raw, fail := r.read(w, q)
 	if fail != nil {
 		return c, fail

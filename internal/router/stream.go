@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
+	"strings"
 	"time"
 
 	"tandem/internal/openai"
@@ -153,10 +155,11 @@ func (c *call) serveOne(w *recorder, q *http.Request) {
 		}
 	}
 	for k, v := range leg.resp.Header {
-		if len(k) > 9 && k[:9] == "X-Tandem-" && h.Get(k) == "" {
+		if strings.HasPrefix(k, "X-Tandem-") && h.Get(k) == "" {
 			h[k] = v
 		}
 	}
+	maps.Copy(h, transferHeader(leg.resp.Header))
 	if !c.stream && leg.resp.ContentLength >= 0 {
 		h.Set("Content-Length", leg.resp.Header.Get("Content-Length"))
 	}

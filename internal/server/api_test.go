@@ -205,8 +205,8 @@ func TestUsageOnlyWhenAsked(t *testing.T) {
 	cached := func(a answer) float64 {
 		return a.m["usage"].(map[string]any)["prompt_tokens_details"].(map[string]any)["cached_tokens"].(float64)
 	}
-	if cached(a) != 0 || cached(b) != 96 || b.header.Get("X-Tandem-Cached-Tokens") != "96" {
-		t.Errorf("cached %v, then %v, header %q", cached(a), cached(b), b.header.Get("X-Tandem-Cached-Tokens"))
+	if cached(a) != 0 || cached(b) != 96 || b.header.Get("X-KV-Local-Tokens") != "96" {
+		t.Errorf("cached %v, then %v, header %q", cached(a), cached(b), b.header.Get("X-KV-Local-Tokens"))
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -21,14 +20,10 @@ import (
 // maxChoices bounds prompts times n of one request.
 const maxChoices = 1024
 
-// Response headers that say where the KV of a prompt came from. Streams report
-// the same in their usage, since headers leave before it is known.
+// Response headers.
 const (
-	headerCached     = "X-Tandem-Cached-Tokens"
-	headerLoaded     = "X-Tandem-Loaded-Tokens"
-	headerRecomputed = "X-Tandem-Recomputed-Tokens"
-	headerHandoff    = "X-Tandem-Handoff" // returned-unread: the prompt is computed here as a whole
-	headerIgnored    = "X-Tandem-Ignored" // unknown fields of the request, with commas between
+	headerHandoff = "X-Tandem-Handoff" // returned-unread: the prompt is computed here as a whole
+	headerIgnored = "X-Tandem-Ignored" // unknown fields of the request, with commas between
 )
 
 // A form writes answers of one endpoint.
@@ -108,6 +103,11 @@ func (c *call) admit(raw []byte, prepare func(c *call, raw []byte) error) error 
 		c.s.giveBack(c.q.Context(), raw)
 		return err
 	}
+	policy, err := c.policy()
+	if err != nil {
+		c.s.giveBack(c.q.Context(), raw)
+		return err
+	}
 	if n := len(c.common.Ignored); n > 0 {
 		c.s.cfg.Log.Warn("unknown fields ignored", "id", c.id, "fields", c.common.Ignored)
 		c.w.Header().Set(headerIgnored, strings.Join(c.common.Ignored, ","))
@@ -116,7 +116,7 @@ func (c *call) admit(raw []byte, prepare func(c *call, raw []byte) error) error 
 		c.w.Header().Set(headerHandoff, "returned-unread")
 	}
 	for _, j := range c.jobs {
-		j.req.RemoteDecode, j.req.Handoff = params.RemoteDecode, params.Handoff
+		j.req.RemoteDecode, j.req.Handoff, j.req.Policy = params.RemoteDecode, params.Handoff, policy
 		if params.RemoteDecode {
 			j.req.PromptLogprobs, j.choices = -1, j.choices[:1]
 		}
@@ -164,10 +164,7 @@ func (c *call) serveBody() error {
 		return err
 	}
 	u := c.total()
-	h := c.w.Header()
-	h.Set(headerCached, strconv.Itoa(u.Details.Cached))
-	h.Set(headerLoaded, strconv.Itoa(u.Details.Loaded))
-	h.Set(headerRecomputed, strconv.Itoa(u.Details.Recomputed))
+	tellTransfer(c.w.Header(), u.KVTransfer)
 	if err := c.s.write(c.w, http.StatusOK, c.form.body(c, u)); err != nil {
 		return &goneError{err}
 	}
@@ -187,6 +184,10 @@ func (c *call) serveStream() error {
 		ch := j.take(out)
 		if ch == nil || ch.over {
 			return nil
+		}
+		if !c.sse.Begun() && len(c.jobs) == 1 {
+			// Of several prompts only the first that begins is known by now.
+			tellTransfer(c.w.Header(), c.total().KVTransfer)
 		}
 		if ch.push(out) {
 			j.stream.Stop(ch.index)
@@ -237,9 +238,9 @@ func (j *job) take(out *engine.Output) *choice {
 	}
 	if out.Finish != "" {
 		j.finish = out.Finish
-		if out.Choice == 0 {
-			j.usage = out.Usage
-		}
+	}
+	if out.Choice == 0 && out.Usage.Prompt > 0 {
+		j.usage = out.Usage
 	}
 	if out.Choice < 0 || out.Choice >= len(j.choices) {
 		return nil
@@ -326,7 +327,7 @@ func (c *call) fanIn(ctx context.Context, f func(j *job, out *engine.Output, err
 
 // total returns the usage of all jobs.
 func (c *call) total() *openai.Usage {
-	u := &openai.Usage{Details: &openai.PromptDetails{}}
+	u := &openai.Usage{Details: &openai.PromptDetails{}, KVTransfer: &openai.KVTransfer{}}
 	for _, j := range c.jobs {
 		u.PromptTokens += len(j.req.Prompt)
 		for _, ch := range j.choices {
@@ -335,6 +336,7 @@ func (c *call) total() *openai.Usage {
 		u.Details.Cached += j.usage.Cached()
 		u.Details.Loaded += j.usage.Loaded
 		u.Details.Recomputed += j.usage.Recomputed
+		addTransfer(u.KVTransfer, &j.usage)
 	}
 	u.TotalTokens = u.PromptTokens + u.CompletionTokens
 	return u

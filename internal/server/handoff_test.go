@@ -247,8 +247,9 @@ func TestFailedLoadsFollowThePolicy(t *testing.T) {
 			a := r.post("/v1/completions", plain[:len(plain)-1]+`,"kv_transfer_params":`+string(raw)+"}")
 			name := fmt.Sprintf("%s, stream %s", policy, stream)
 			if policy == engine.PolicyFail {
-				if e, _ := a.m["error"].(map[string]any); a.status != 500 || e["reason"] != "kv_load_handshake" {
-					t.Errorf("%s: %d %s", name, a.status, a.raw)
+				if e, _ := a.m["error"].(map[string]any); a.status != 500 || e["reason"] != "kv_load_handshake" || a.header.Get("X-KV-Load-Failure") != "handshake" ||
+					a.header.Get("X-KV-Prompt-Tokens") != "" || strings.Contains(string(a.raw), "finish_reason") {
+					t.Errorf("%s: %d %v %s", name, a.status, a.header, a.raw)
 				}
 				continue
 			}
@@ -264,8 +265,8 @@ func TestFailedLoadsFollowThePolicy(t *testing.T) {
 			if d := cmp.Diff(want, got); d != "" {
 				t.Errorf("%s: %s", name, d)
 			}
-			if stream == "false" && (usage == nil || a.header.Get("X-Tandem-Recomputed-Tokens") != "39") {
-				t.Errorf("%s: recomputed %q", name, a.header.Get("X-Tandem-Recomputed-Tokens"))
+			if stream == "false" && usage == nil || a.header.Get("X-KV-Recomputed-Tokens") != "39" || a.header.Get("X-KV-Load-Failure") != "handshake" {
+				t.Errorf("%s: %v", name, a.header)
 			}
 		}
 	}

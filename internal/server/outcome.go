@@ -60,6 +60,7 @@ func (c *call) fail(err error) *openai.Error {
 	e := answerTo(err)
 	switch {
 	case c.sse == nil || !c.sse.Begun():
+		tellFailure(c.w.Header(), err)
 		c.s.fail(c.w, err)
 	case c.sse.Send(e) == nil:
 		_ = c.sse.Done() // the client may have gone
@@ -84,6 +85,9 @@ func (c *call) log(begun time.Time, outcome string, status int, err error) {
 	}
 	if len(c.jobs) > 0 {
 		args = append(args, "finish", string(c.jobs[0].finish), "handoff", c.jobs[0].handoff != nil)
+	}
+	if f := u.KVTransfer.Failure; f != "" {
+		args = append(args, "load_failure", f)
 	}
 	if err != nil {
 		args = append(args, "err", err)

@@ -61,6 +61,10 @@ type Config struct {
 	// Metrics answers /metrics; nil: 404.
 	Metrics http.Handler
 
+	// AllowRequestPolicy lets a request say by its header what happens when its
+	// KV load fails. Else the header has no effect, and the answer says so.
+	AllowRequestPolicy bool
+
 	APIKey       string        // "": no key is asked for
 	MaxBody      int64         // bytes of a request; openai.MaxBodyBytes
 	WriteTimeout time.Duration // of each write to a client; 30 s

@@ -167,7 +167,7 @@ func (t *Engine) engineMetrics(cfg EngineConfig) {
 			source.WithLabelValues("external_kv_transfer").Add(float64(u.Loaded))
 			source.WithLabelValues("local_compute").Add(float64(u.Prompt - u.Cached()))
 		},
-		LoadFailed: func(class string) { failed.WithLabelValues(class).Inc() },
+		LoadFailed: func(c connector.LoadClass) { failed.WithLabelValues(string(c)).Inc() },
 		Recovered: func(requests, n int) {
 			recovered.Add(float64(requests))
 			recomputed.Add(float64(n))

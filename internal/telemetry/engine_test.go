@@ -32,7 +32,7 @@ func TestEngineMetricsHaveVLLMsNamesAndBuckets(t *testing.T) {
 		func() connector.LeaseStats { return connector.LeaseStats{Live: 5, Claimed: 2} })
 	m.Engine.Admitted(engine.Usage{Prompt: 100, LocalHit: 32, Loaded: 60, Computed: 8})
 	m.Engine.Finished(engine.RequestStats{Finish: engine.FinishStop, N: 1, Usage: engine.Usage{Prompt: 100, Completion: 7}, Decode: 600 * time.Millisecond})
-	m.Engine.LoadFailed(string(connector.ClassSum))
+	m.Engine.LoadFailed(connector.ClassSum)
 	m.Engine.FirstToken(30 * time.Millisecond)
 	m.Connector.Transfer(connector.Transfer{Bytes: 4000, Tiles: 12, Duration: time.Millisecond})
 	m.Connector.Expired()

@@ -19,13 +19,14 @@ const (
 
 // An Outcome is how a leg ended.
 type Outcome struct {
-	Status  int             // of the engine's answer; 0: there was none
-	Body    []byte          // of an answer that is no success
-	Handoff json.RawMessage // of a prefill leg, "" where P gave none
-	Err     error           // where there was no answer
-	Message string          // what the engine says of its failure
-	Param   string          // which field it blames
-	Refusal string          // a refused hand-off, which is no fault of the client
+	Status  int                 // of the engine's answer; 0: there was none
+	Body    []byte              // of an answer that is no success
+	Header  map[string][]string // of it: what the client shall have as well
+	Handoff json.RawMessage     // of a prefill leg, "" where P gave none
+	Err     error               // where there was no answer
+	Message string              // what the engine says of its failure
+	Param   string              // which field it blames
+	Refusal string              // a refused hand-off, which is no fault of the client
 }
 
 // Answered is the outcome of a leg that was answered, but not with success.
@@ -63,7 +64,8 @@ type Failure struct {
 	Kind    string // error.type: as engines have it, or what only a router meets
 	Message string
 	Body    []byte
-	Retry   int // Retry-After in seconds, 0: none
+	Header  map[string][]string // of an engine's own answer
+	Retry   int                 // Retry-After in seconds, 0: none
 }
 
 // NoBackend says that no backend of a role can serve.
@@ -85,7 +87,7 @@ func (o Outcome) Failure(attempts int) *Failure {
 		return badHandoff(o.Refusal)
 	}
 	if o.Status != 0 {
-		out := &Failure{Status: o.Status, Kind: "engine_error", Body: o.Body}
+		out := &Failure{Status: o.Status, Kind: "engine_error", Body: o.Body, Header: o.Header}
 		if !json.Valid(o.Body) {
 			out.Body = nil
 			out.Message = fmt.Sprintf("the engine answered status %d without a JSON body", o.Status)
