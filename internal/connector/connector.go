@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 )
 
@@ -84,7 +85,7 @@ func newConnector(cfg Config, inc Incarnation, n Network) *Connector {
 		return c.leases.authorize(from, epoch, id, tiles, c.layout.BlockTiles)
 	})
 	n.OnLost(func(from CallerID) {
-		_, _ = c.leases.handle(context.Background(), lostEvent{from})
+		_, _ = c.leases.handle(context.Background(), core.LostEvent{From: from})
 	})
 	return c
 }
@@ -103,11 +104,11 @@ func (c *Connector) Run(ctx context.Context) error {
 	defer stop()
 
 	var loops sync.WaitGroup
-	table := newLeaseTable(c.incarnation, c.epoch, c.factorSum, leaseLimits{
+	table := core.NewLeaseTable(c.incarnation, c.epoch, c.factorSum, core.LeaseLimits{
 		Lease: c.cfg.LeaseDuration, Extend: c.cfg.LeaseDuration * 2 / 3, Cap: c.cfg.LeaseCap, MaxClaim: c.cfg.MaxClaim,
 	})
 	loops.Go(func() { c.leases.run(inner, table) })
-	loops.Go(func() { c.peers.run(inner, newPeerTable(c.cfg.PeerIdle)) })
+	loops.Go(func() { c.peers.run(inner, core.NewPeerTable[*view](c.cfg.PeerIdle)) })
 	loops.Go(func() { c.beat(inner) })
 	failed := make(chan error, 1)
 	loops.Go(func() { failed <- c.net.Run(inner) })
@@ -194,7 +195,7 @@ func (c *Connector) Verify(h *Handoff, prompt []kv.Token) error {
 // prompt token is always computed here. It is never negative.
 func (h *Handoff) Offers(prompt []kv.Token) int { return max(min(h.Tokens, len(prompt)-1), 0) }
 
-func (h *Handoff) key() peerKey { return peerKey{h.Incarnation, h.Addr} }
+func (h *Handoff) key() core.PeerKey { return core.PeerKey{Incarnation: h.Incarnation, Addr: h.Addr} }
 
 // spawn runs f as a job that Run waits for, unless the connector is not running.
 func (c *Connector) spawn(f func(scope context.Context)) bool {
@@ -220,7 +221,7 @@ func hostPort(addr string) (string, int) {
 func (c *Connector) log() *slog.Logger { return c.cfg.Log }
 
 // finish delivers the report of a load.
-func (c *Connector) finish(l *load, r *loadResult) {
+func (c *Connector) finish(l *load, r *core.LoadResult) {
 	rep := LoadReport{
 		ID: l.spec.ID, From: l.spec.FromTile, To: l.spec.ToTile, Canceled: r.Canceled,
 		Bytes: int(l.bytes.Load()), Duration: time.Since(l.start), Path: l.path,
@@ -237,7 +238,7 @@ func (c *Connector) finish(l *load, r *loadResult) {
 	case r.Err != nil:
 		rep.Err = &LoadError{Peer: h.EngineID, Class: r.Class, Tiles: rep.Invalid, Err: r.Err}
 		c.cfg.Metrics.failed(r.Class)
-		if errors.Is(r.Err, errExpired) {
+		if errors.Is(r.Err, core.ErrExpired) {
 			c.cfg.Metrics.expired()
 		}
 		c.log().Error("KV transfer failure",

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 )
 
@@ -70,9 +71,9 @@ func (c *Connector) start(s LoadSpec) error {
 		return ErrRole
 	case !s.Handoff.Vouched(c.cfg.Token):
 		return ErrMAC
-	case s.FromTile < 0 || s.FromTile >= s.ToTile || s.ToTile > tilesOf(s.Handoff.Offers(s.Prompt)):
+	case s.FromTile < 0 || s.FromTile >= s.ToTile || s.ToTile > core.TilesOf(s.Handoff.Offers(s.Prompt)):
 		return fmt.Errorf("connector: loading tiles [%d, %d) of %s: the hand-off offers %d", s.FromTile, s.ToTile, s.ID,
-			tilesOf(s.Handoff.Offers(s.Prompt)))
+			core.TilesOf(s.Handoff.Offers(s.Prompt)))
 	case s.ToTile > len(s.Local)*c.layout.BlockTiles:
 		return fmt.Errorf("connector: loading tiles [%d, %d) of %s: the block table ends at %d", s.FromTile, s.ToTile, s.ID,
 			len(s.Local)*c.layout.BlockTiles)
@@ -85,7 +86,7 @@ func (c *Connector) start(s LoadSpec) error {
 	now := time.Now()
 	l := &load{
 		c: c, spec: s, start: now, halt: make(chan struct{}), events: make(chan any, 4+2*MaxTP),
-		core: newLoadCore(s.ToTile-s.FromTile, c.cfg.LoadTimeout, stallFactor*c.cfg.NoProgress, now),
+		core: core.NewLoad(s.ToTile-s.FromTile, c.cfg.LoadTimeout, stallFactor*c.cfg.NoProgress, now),
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -187,7 +188,7 @@ func (c *Connector) sendReturn(ctx context.Context, h *Handoff) error {
 		return err
 	}
 	vs, err := decodeVerdicts(body, 1)
-	if err == nil && vs[0] == verdictBusy {
+	if err == nil && vs[0] == core.VerdictBusy {
 		err = errors.New("another engine has claimed the lease")
 	}
 	return err

@@ -14,11 +14,8 @@
 //
 // What decides is a synchronous value without clock, goroutine, lock or I/O:
 //
-//	leaseTable   granted ──▶ claimed ──▶ granted      a claim ended without a return
-//	             granted, claimed ──▶ ended           once, with a reason
-//	peerTable    idle ──▶ shaking ──▶ ready ──▶ idle   the connection ended
-//	             shaking ──▶ waiting ──▶ shaking       back-off after a failure
-//	loadCore     shaking ──▶ claiming ──▶ reading ──▶ ended
+// the lease table, the peer table and a load of package core, where their states
+// are drawn.
 //
 // Around each stands a small shell: one loop for the lease table, one for the
 // peer table, one goroutine for each load.

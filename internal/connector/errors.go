@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 )
 
@@ -19,7 +20,7 @@ var (
 	ErrStale = errors.New("connector: hand-off of another incarnation or epoch")
 
 	// ErrLeaseGone says that the lease has ended or never existed.
-	ErrLeaseGone = errors.New("connector: lease is gone")
+	ErrLeaseGone = core.ErrLeaseGone
 
 	// ErrIncompatible says that the two engines cannot share KV.
 	ErrIncompatible = errors.New("connector: engines are incompatible")
@@ -30,18 +31,18 @@ var (
 
 // A LoadClass says at which point a load failed. It is also the label of the
 // failure metric.
-type LoadClass string
+type LoadClass = core.LoadClass
 
 // The classes of load failures.
 const (
-	ClassHandshake    LoadClass = "handshake"    // the peer was not reached, or is not who the hand-off names
-	ClassIncompatible LoadClass = "incompatible" // a factor of the fingerprint differs
-	ClassSetup        LoadClass = "setup"        // the reads could not be prepared
-	ClassRefused      LoadClass = "refused"      // the claim was refused
-	ClassRead         LoadClass = "read"         // a read broke off
-	ClassTimeout      LoadClass = "timeout"      // the deadline or the no-progress limit passed
-	ClassSum          LoadClass = "sum"          // bytes arrived that are not the ones P sealed
-	ClassGone         LoadClass = "gone"         // the lease had ended
+	ClassHandshake    = core.ClassHandshake    // the peer was not reached, or is not who the hand-off names
+	ClassIncompatible = core.ClassIncompatible // a factor of the fingerprint differs
+	ClassSetup        = core.ClassSetup        // the reads could not be prepared
+	ClassRefused      = core.ClassRefused      // the claim was refused
+	ClassRead         = core.ClassRead         // a read broke off
+	ClassTimeout      = core.ClassTimeout      // the deadline or the no-progress limit passed
+	ClassSum          = core.ClassSum          // bytes arrived that are not the ones P sealed
+	ClassGone         = core.ClassGone         // the lease had ended
 )
 
 // LoadClasses lists every class.

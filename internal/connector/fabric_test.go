@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 )
 
@@ -91,7 +92,7 @@ func (n *fabricNet) Dial(ctx context.Context, addr string) (Conn, error) {
 	default:
 	}
 	n.f.conns++
-	p := &fabricPeer{from: n, to: to, id: CallerID{n.inc, n.f.conns}, done: make(chan struct{})}
+	p := &fabricPeer{from: n, to: to, id: CallerID{Incarnation: n.inc, Conn: n.f.conns}, done: make(chan struct{})}
 	stop := make(chan struct{})
 	p.stop = sync.OnceFunc(func() { close(stop) })
 	go func() {
@@ -300,8 +301,8 @@ func (e *testEngine) start(t *testing.T) {
 // token, position, layer and global head, so that ranks agree.
 func (e *testEngine) fillPrompt(tokens []kv.Token, blocks []kv.BlockID) {
 	l := e.layout
-	for i := range tilesOf(len(tokens)) {
-		tile := kv.TileID(tileIn(blocks, l.BlockTiles, i))
+	for i := range core.TilesOf(len(tokens)) {
+		tile := kv.TileID(core.TileIn(blocks, l.BlockTiles, i))
 		filled := min(kv.TileTokens, len(tokens)-i*kv.TileTokens)
 		for rank, a := range e.arenas {
 			for layer := range l.Layers {
@@ -335,7 +336,7 @@ func putSlot(b []byte, l kv.Layout, slot int, seed uint32) {
 // headsOf returns the bytes of a sequence tile in global head order, [head][layer].
 func (e *testEngine) headsOf(blocks []kv.BlockID, i int) []byte {
 	var out []byte
-	tile := kv.TileID(tileIn(blocks, e.layout.BlockTiles, i))
+	tile := kv.TileID(core.TileIn(blocks, e.layout.BlockTiles, i))
 	for _, a := range e.arenas {
 		for head := range e.layout.Heads {
 			for layer := range e.layout.Layers {
@@ -380,7 +381,7 @@ func (e *testEngine) grant(t *testing.T, tokens []kv.Token, first int) (*Handoff
 func (e *testEngine) load(t *testing.T, id string, h *Handoff, tokens []kv.Token, local []kv.BlockID) LoadReport {
 	t.Helper()
 	e.Load(LoadSpec{
-		ID: kv.RequestID(id), Handoff: h, Prompt: tokens, Local: local, ToTile: tilesOf(h.Offers(tokens)),
+		ID: kv.RequestID(id), Handoff: h, Prompt: tokens, Local: local, ToTile: core.TilesOf(h.Offers(tokens)),
 	})
 	return e.report(t)
 }

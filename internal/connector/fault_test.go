@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 )
 
@@ -232,10 +233,10 @@ func TestDamagedReferencesNeverLoad(t *testing.T) {
 		"fewer tokens":       func(_ *world, h *Handoff) { h.Tokens-- },
 		"nobody there":       func(_ *world, h *Handoff) { h.Addr = "nowhere:1" },
 		"used before": func(w *world, h *Handoff) {
-			w.p.leases.handle(context.Background(), returnEvent{ID: h.Lease})
+			w.p.leases.handle(context.Background(), core.ReturnEvent{ID: h.Lease})
 		},
 		"expired": func(w *world, h *Handoff) {
-			w.p.leases.handle(context.Background(), revokeEvent{ID: h.Lease, Now: true})
+			w.p.leases.handle(context.Background(), core.RevokeEvent{ID: h.Lease, Now: true})
 		},
 	}
 	for _, name := range slices.Sorted(maps.Keys(cases)) {

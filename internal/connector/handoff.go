@@ -4,8 +4,8 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 )
 
@@ -27,24 +27,18 @@ const (
 
 type (
 	// An Incarnation is the random identity of one process start.
-	Incarnation [16]byte
+	Incarnation = core.Incarnation
 
 	// A LeaseID is the random name of a lease. Knowing it is not enough to
 	// claim the lease: the connection must have proved the cluster token.
-	LeaseID [16]byte
+	LeaseID = core.LeaseID
 
 	// A Digest is the SHA-256 of token ids, each as four bytes, big-endian.
-	Digest [sha256.Size]byte
+	Digest = core.Digest
 
 	// A MAC authenticates a hand-off.
 	MAC [sha256.Size]byte
 )
-
-// String returns i in hexadecimal digits.
-func (i Incarnation) String() string { return hex.EncodeToString(i[:]) }
-
-// String returns l in hexadecimal digits.
-func (l LeaseID) String() string { return hex.EncodeToString(l[:]) }
 
 // A Handoff tells D where the KV of a prompt is and under which lease. It is a
 // value that nobody changes after it was parsed or granted.
@@ -70,7 +64,7 @@ type Handoff struct {
 }
 
 // Tiles returns the tiles that hold the offered tokens.
-func (h *Handoff) Tiles() int { return tilesOf(h.Tokens) }
+func (h *Handoff) Tiles() int { return core.TilesOf(h.Tokens) }
 
 // TokenDigest returns the digest of tokens.
 func TokenDigest(tokens []kv.Token) Digest {

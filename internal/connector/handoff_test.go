@@ -9,10 +9,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 )
 
@@ -290,7 +292,7 @@ func TestSpansCoverEachLocalHeadOnce(t *testing.T) {
 		tp := rapid.SampledFrom([]int{1, 2, 4, 8})
 		l, r := tp.Draw(t, "local"), tp.Draw(t, "remote")
 		heads := 8 * rapid.IntRange(1, 4).Draw(t, "heads")
-		ss, err := spans(heads, l, r)
+		ss, err := core.Spans(heads, l, r)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -307,8 +309,16 @@ func TestSpansCoverEachLocalHeadOnce(t *testing.T) {
 			t.Fatal(ss)
 		}
 	})
-	if _, err := spans(4, 3, 1); err == nil {
+	if _, err := core.Spans(4, 3, 1); err == nil {
 		t.Fatal("4 heads over 3 ranks")
+	}
+}
+
+// claimOf returns a claim of lease n.
+func claimOf(n byte) core.Claim {
+	return core.Claim{
+		Incarnation: Incarnation{1}, Lease: LeaseID{n}, Epoch: 1, To: 3, Tokens: 40, Digest: Digest{n},
+		Factors: [32]byte{9}, Want: 10 * time.Second,
 	}
 }
 
@@ -320,11 +330,11 @@ func TestMessagesRoundTrip(t *testing.T) {
 	if got, err := decodeHello(h.encode()); err != nil || !cmp.Equal(h, got) {
 		t.Errorf("%v %v", err, cmp.Diff(h, got))
 	}
-	c := claimOf(1).claim
-	if got, err := decodeClaim(c.encode()); err != nil || *got != c {
+	c := claimOf(1)
+	if got, err := decodeClaim(encodeClaim(&c)); err != nil || *got != c {
 		t.Errorf("%v %+v", err, got)
 	}
-	a := &claimAnswer{Verdict: verdictBusy, Limit: 1e9, Sums: []uint64{1, 1 << 63}}
+	a := &claimAnswer{Verdict: core.VerdictBusy, Limit: 1e9, Sums: []uint64{1, 1 << 63}}
 	if got, err := decodeClaimAnswer(a.encode()); err != nil || !cmp.Equal(a, got) {
 		t.Errorf("%v %+v", err, got)
 	}
@@ -333,7 +343,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 		decode func([]byte) error
 	}{
 		{h.encode(), func(b []byte) error { _, err := decodeHello(b); return err }},
-		{c.encode(), func(b []byte) error { _, err := decodeClaim(b); return err }},
+		{encodeClaim(&c), func(b []byte) error { _, err := decodeClaim(b); return err }},
 		{a.encode(), func(b []byte) error { _, err := decodeClaimAnswer(b); return err }},
 		{
 			encodeLeases(Incarnation{}, make([]LeaseID, 2)),
@@ -404,8 +414,8 @@ func FuzzHandoff(f *testing.F) {
 }
 
 func FuzzMessages(f *testing.F) {
-	c := claimOf(1).claim
-	f.Add(c.encode())
+	c := claimOf(1)
+	f.Add(encodeClaim(&c))
 	f.Add((&claimAnswer{Sums: []uint64{1}}).encode())
 	f.Add((&hello{Engine: "e", Ranks: [][]byte{{1}}}).encode())
 	f.Add(encodeLeases(Incarnation{1}, []LeaseID{{2}}))

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 )
 
@@ -23,20 +24,13 @@ type leaseLoop struct {
 	sums func(blocks []kv.BlockID, from, to int) []uint64
 
 	mu     sync.Mutex
-	claims map[LeaseID]runningClaim // what the serving side may read
+	claims map[LeaseID]core.Running // what the serving side may read
 	stats  LeaseStats
 }
 
 type leaseCall struct {
 	event any
-	reply chan leaseEffects // buffered
-}
-
-// A runningClaim is what a connection may read under a lease.
-type runningClaim struct {
-	from   CallerID
-	epoch  kv.Epoch
-	blocks []kv.BlockID
+	reply chan core.LeaseEffects // buffered
 }
 
 // LeaseStats counts leases.
@@ -49,12 +43,12 @@ func newLeaseLoop(m Metrics, sums func([]kv.BlockID, int, int) []uint64) *leaseL
 	return &leaseLoop{
 		sums:  sums,
 		calls: make(chan leaseCall), freed: make(chan []kv.BlockID, 64), closed: make(chan struct{}),
-		metrics: m, claims: map[LeaseID]runningClaim{},
+		metrics: m, claims: map[LeaseID]core.Running{},
 	}
 }
 
 // run serves until ctx ends. Leases that are still held end with the engine.
-func (l *leaseLoop) run(ctx context.Context, table *leaseTable) {
+func (l *leaseLoop) run(ctx context.Context, table *core.LeaseTable) {
 	defer close(l.closed)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -70,7 +64,7 @@ func (l *leaseLoop) run(ctx context.Context, table *leaseTable) {
 		if len(pending) > 0 {
 			out, first = l.freed, pending[0]
 		}
-		var e leaseEffects
+		var e core.LeaseEffects
 		select {
 		case <-ctx.Done():
 			return
@@ -80,17 +74,17 @@ func (l *leaseLoop) run(ctx context.Context, table *leaseTable) {
 		case c := <-l.calls:
 			e = table.Handle(c.event, time.Now())
 			l.publish(c.event, e, table)
-			if ev, ok := c.event.(claimEvent); ok && e.Claimed != nil {
-				e.Sums = l.sums(e.Claimed.blocks, ev.claim.From, ev.To)
+			if ev, ok := c.event.(core.ClaimEvent); ok && e.Claimed != nil {
+				e.Sums = l.sums(e.Claimed.Blocks, ev.Claim.From, ev.To)
 			}
 			c.reply <- e
 		case <-timer.C:
-			e = table.Handle(tickEvent{}, time.Now())
-			l.publish(tickEvent{}, e, table)
+			e = table.Handle(core.TickEvent{}, time.Now())
+			l.publish(core.TickEvent{}, e, table)
 		}
 		for _, end := range e.Ended {
 			pending = append(pending, end.Blocks)
-			if end.Why == endExpired {
+			if end.Why == core.EndExpired {
 				l.metrics.expired()
 			}
 		}
@@ -98,42 +92,42 @@ func (l *leaseLoop) run(ctx context.Context, table *leaseTable) {
 }
 
 // publish makes claims and counts visible before the answer leaves.
-func (l *leaseLoop) publish(event any, e leaseEffects, table *leaseTable) {
+func (l *leaseLoop) publish(event any, e core.LeaseEffects, table *core.LeaseTable) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c := e.Claimed; c != nil {
-		l.claims[c.id] = runningClaim{c.claimer, c.epoch, c.blocks}
+		l.claims[c.ID] = *c
 	}
 	for _, id := range e.Unclaim {
 		delete(l.claims, id)
 	}
-	if _, ok := event.(grantEvent); ok {
+	if _, ok := event.(core.GrantEvent); ok {
 		l.stats.Granted++
 	}
 	for _, end := range e.Ended {
 		switch end.Why {
-		case endReturned:
+		case core.EndReturned:
 			l.stats.Returned++
-		case endRevoked:
+		case core.EndRevoked:
 			l.stats.Revoked++
-		case endExpired:
+		case core.EndExpired:
 			l.stats.Expired++
 		}
 	}
-	l.stats.Live, l.stats.Claimed = len(table.byID), len(l.claims)
+	l.stats.Live, l.stats.Claimed = table.Len(), len(l.claims)
 }
 
 // handle gives an event to the table and waits for what it decides. It fails
 // with ErrClosed once the loop has ended.
-func (l *leaseLoop) handle(ctx context.Context, event any) (leaseEffects, error) {
-	c := leaseCall{event, make(chan leaseEffects, 1)}
+func (l *leaseLoop) handle(ctx context.Context, event any) (core.LeaseEffects, error) {
+	c := leaseCall{event, make(chan core.LeaseEffects, 1)}
 	select {
 	case l.calls <- c:
 		return <-c.reply, nil
 	case <-l.closed:
-		return leaseEffects{}, ErrClosed
+		return core.LeaseEffects{}, ErrClosed
 	case <-ctx.Done():
-		return leaseEffects{}, ctx.Err()
+		return core.LeaseEffects{}, ctx.Err()
 	}
 }
 
@@ -149,9 +143,9 @@ func (l *leaseLoop) authorize(from CallerID, epoch kv.Epoch, id LeaseID, tiles [
 	c, ok := l.claims[id]
 	l.mu.Unlock()
 	switch {
-	case !ok || c.from != from:
+	case !ok || c.From != from:
 		return ErrLeaseGone
-	case c.epoch != epoch:
+	case c.Epoch != epoch:
 		return ErrStale
 	}
 	// Requests list tiles in the order of the sequence, so the block of the last
@@ -159,10 +153,10 @@ func (l *leaseLoop) authorize(from CallerID, epoch kv.Epoch, id LeaseID, tiles [
 	at := 0
 	for _, t := range tiles {
 		b := kv.BlockID(int(t) / blockTiles)
-		if c.blocks[at] != b {
-			if at+1 < len(c.blocks) && c.blocks[at+1] == b {
+		if c.Blocks[at] != b {
+			if at+1 < len(c.Blocks) && c.Blocks[at+1] == b {
 				at++
-			} else if at = slices.Index(c.blocks, b); at < 0 {
+			} else if at = slices.Index(c.Blocks, b); at < 0 {
 				return ErrLeaseGone
 			}
 		}

@@ -8,17 +8,18 @@ import (
 	"sync/atomic"
 	"time"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 	"tandem/internal/transfer"
 )
 
-// A load is the shell of one loadCore: a goroutine that turns what happens into
+// A load is the shell of one core.Load: a goroutine that turns what happens into
 // events and carries effects out.
 type load struct {
 	c      *Connector
 	spec   LoadSpec
 	digest Digest
-	core   *loadCore
+	core   *core.Load
 	start  time.Time
 
 	events chan any
@@ -50,12 +51,12 @@ func (l *load) run(ctx context.Context) {
 		select {
 		case event = <-l.events:
 		case <-poll.C:
-			event = loadProgressEvent{int(l.landed.Load())}
+			event = core.LoadProgressEvent{Landed: int(l.landed.Load())}
 		case <-timer.C:
-			event = loadTickEvent{}
+			event = core.LoadTickEvent{}
 		case <-done:
 			done = nil
-			event = loadCancelEvent{}
+			event = core.LoadCancelEvent{}
 		}
 		e := l.core.Handle(event, time.Now())
 		if l.carry(mctx, e) {
@@ -68,7 +69,7 @@ func (l *load) run(ctx context.Context) {
 }
 
 // carry performs effects and reports whether the load has ended.
-func (l *load) carry(ctx context.Context, e loadEffects) bool {
+func (l *load) carry(ctx context.Context, e core.LoadEffects) bool {
 	if e.Claim {
 		l.parts.Go(func() { l.claim(ctx) })
 	}
@@ -109,7 +110,7 @@ func (l *load) drain() {
 func (l *load) meet(ctx context.Context) {
 	h := l.spec.Handoff
 	if l.digest != h.Digest {
-		l.events <- loadPeerEvent{Class: ClassRefused, Err: fmt.Errorf(
+		l.events <- core.LoadPeerEvent{Class: ClassRefused, Err: fmt.Errorf(
 			"connector: comparing tokens: the hand-off is not of this prompt's first %d tokens", h.Tokens)}
 		return
 	}
@@ -122,49 +123,49 @@ func (l *load) meet(ctx context.Context) {
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
 			class = ClassTimeout
 		}
-		l.events <- loadPeerEvent{Class: class, Err: err}
+		l.events <- core.LoadPeerEvent{Class: class, Err: err}
 		return
 	}
 	l.view = v
 	if v.hello.BlockTokens != h.BlockTokens || len(v.hello.Ranks) != h.TP {
-		l.events <- loadPeerEvent{Class: ClassSetup, Err: fmt.Errorf(
+		l.events <- core.LoadPeerEvent{Class: ClassSetup, Err: fmt.Errorf(
 			"connector: comparing a hand-off with its engine: block size %d and TP %d there, %d and %d in the hand-off",
 			v.hello.BlockTokens, len(v.hello.Ranks), h.BlockTokens, h.TP)}
 		return
 	}
-	l.events <- loadPeerEvent{Reads: len(v.links)}
+	l.events <- core.LoadPeerEvent{Reads: len(v.links)}
 }
 
 // claim sends the claim and writes l.sums before its event.
 func (l *load) claim(ctx context.Context) {
 	h := l.spec.Handoff
 	want := l.c.cfg.LoadTimeout - time.Since(l.start)
-	ask := claim{
+	ask := core.Claim{
 		Incarnation: h.Incarnation, Lease: h.Lease, Epoch: h.Epoch, From: l.spec.FromTile, To: l.spec.ToTile,
 		Digest: l.digest, Tokens: h.Tokens, Factors: l.c.factorSum, Want: max(want, 0),
 	}
-	body, err := l.view.conn.Call(ctx, KindClaim, ask.encode())
+	body, err := l.view.conn.Call(ctx, KindClaim, encodeClaim(&ask))
 	if err != nil && l.view.ended(err) && ctx.Err() == nil {
 		// The connection had ended without anybody noticing: any claim of it ended
 		// too, so a fresh one may be tried.
 		if err = l.meetAgain(ctx); err == nil {
-			body, err = l.view.conn.Call(ctx, KindClaim, ask.encode())
+			body, err = l.view.conn.Call(ctx, KindClaim, encodeClaim(&ask))
 		}
 	}
 	if err != nil {
-		l.events <- loadClaimEvent{
+		l.events <- core.LoadClaimEvent{
 			Class: claimClass(ctx, err), Err: fmt.Errorf("connector: claiming lease %v: %w", h.Lease, err),
 		}
 		return
 	}
 	a, err := decodeClaimAnswer(body)
 	if err != nil {
-		l.events <- loadClaimEvent{Class: ClassRefused, Err: err}
+		l.events <- core.LoadClaimEvent{Class: ClassRefused, Err: err}
 		return
 	}
 	l.sums = a.Sums
 	tiles := l.spec.ToTile - l.spec.FromTile
-	l.events <- loadClaimEvent{
+	l.events <- core.LoadClaimEvent{
 		Verdict: a.Verdict, Limit: a.Limit, Sums: len(a.Sums) == tiles*l.view.hello.Heads*h.TP,
 	}
 }
@@ -205,8 +206,8 @@ func (l *load) read(ctx context.Context) {
 	h, n := l.spec.Handoff, l.spec.ToTile-l.spec.FromTile
 	local, remote := make([]int32, n), make([]int32, n)
 	for i := range n {
-		local[i] = tileIn(l.spec.Local, l.c.layout.BlockTiles, l.spec.FromTile+i)
-		remote[i] = tileIn(h.Blocks, h.BlockTokens/kv.TileTokens, l.spec.FromTile+i)
+		local[i] = core.TileIn(l.spec.Local, l.c.layout.BlockTiles, l.spec.FromTile+i)
+		remote[i] = core.TileIn(h.Blocks, h.BlockTokens/kv.TileTokens, l.spec.FromTile+i)
 	}
 	l.path, _ = l.view.links[0].remote.Path()
 	for i := range l.view.links {
@@ -225,7 +226,7 @@ func (l *load) readLink(ctx context.Context, at int, local, remote []int32) {
 		Epoch: l.spec.Handoff.Epoch, Lease: l.spec.Handoff.Lease, Local: local, Remote: remote,
 		NoProgress: l.c.cfg.NoProgress,
 		Check: func(i int) error {
-			err := l.check(k.span, i, local[i])
+			err := l.check(k.Span, i, local[i])
 			if err != nil {
 				bad.Add(1)
 			} else {
@@ -255,26 +256,17 @@ func (l *load) readLink(ctx context.Context, at int, local, remote []int32) {
 			Bytes: moved, Tiles: good, Duration: time.Since(start), Post: posted, Path: l.path,
 		})
 	}
-	l.events <- loadReadEvent{
+	l.events <- core.LoadReadEvent{
 		Read: at, Class: readClass(r.Err()), Verified: verified, Bad: int(bad.Load()), Err: r.Err(),
 	}
 }
 
 // check compares the sums of the heads that s brought with P's, over the bytes
 // that lie in this engine's arena.
-func (l *load) check(s span, i int, local int32) error {
-	a := l.c.cfg.Arenas[s.Local]
-	tile := a.Tile(kv.TileID(local))
-	n, heads := l.spec.ToTile-l.spec.FromTile, l.view.hello.Heads
-	want := l.sums[(s.Remote*n+i)*heads+s.RemoteHead:]
-	for j := range s.Heads {
-		if sum := kv.SumHead(tile, l.c.layout, s.LocalHead+j); sum != want[j] {
-			return fmt.Errorf("connector: checking tile %d: the sum of head %d is not the peer's",
-				l.spec.FromTile+i, s.LocalHead+j)
-		}
-	}
-	for j := range s.Heads {
-		a.SetSum(kv.TileID(local), s.LocalHead+j, want[j])
+func (l *load) check(s core.Span, i int, local int32) error {
+	err := s.CheckSums(l.c.cfg.Arenas[s.Local], kv.TileID(local), l.sums, l.view.hello.Heads, i, l.spec.ToTile-l.spec.FromTile)
+	if err != nil {
+		return fmt.Errorf("connector: checking tile %d: %w", l.spec.FromTile+i, err)
 	}
 	return nil
 }

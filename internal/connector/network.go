@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 )
 
@@ -76,15 +77,11 @@ type Remote interface {
 	Close()
 }
 
-// Strides is where the pieces of a tile lie on either side: Pieces pieces of Len
-// bytes, piece p from RemoteOff+p*RemoteStep of the remote tile to
-// LocalOff+p*LocalStep of the local one.
-type Strides struct {
-	Pieces                int
-	LocalOff, LocalStep   int
-	RemoteOff, RemoteStep int
-	Len                   int
-}
+// Strides is where the pieces of a tile lie on either side.
+type Strides = core.Strides
+
+// A CallerID names a peer's connection: a claim ends with it.
+type CallerID = core.CallerID
 
 // A ReadPlan is a pair of memories and the pieces of their tiles, bound once.
 type ReadPlan interface {

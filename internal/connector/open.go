@@ -42,7 +42,7 @@ func openNetwork(cfg *Config, inc Incarnation, epoch kv.Epoch) (Network, error) 
 	return h, nil
 }
 
-func caller(c transfer.Caller) CallerID { return CallerID{c.Incarnation, c.Conn} }
+func caller(c transfer.Caller) CallerID { return CallerID{Incarnation: c.Incarnation, Conn: c.Conn} }
 
 // RefusedLease is the code of a transfer.RefusedError by which P refuses a read
 // whose claim it does not know.

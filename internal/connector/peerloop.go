@@ -4,13 +4,15 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"tandem/internal/connector/core"
 )
 
 // A peerLoop owns the peer table and runs its handshakes.
 type peerLoop struct {
 	calls  chan peerCall
 	closed chan struct{}
-	shake  func(context.Context, peerKey) (*view, error)
+	shake  func(context.Context, core.PeerKey) (*view, error)
 	limit  time.Duration // of one handshake
 
 	handshakes sync.WaitGroup
@@ -23,21 +25,21 @@ type peerLoop struct {
 // A peerCall carries an event, and for a want the channel of its answer.
 type peerCall struct {
 	event  any
-	answer chan peerAnswer // buffered; the loop numbers the waiter
-	leave  chan peerAnswer // the answer channel of a want that is taken back
-	done   chan struct{}   // closed when the event was handled; may be nil
+	answer chan core.PeerAnswer[*view] // buffered; the loop numbers the waiter
+	leave  chan core.PeerAnswer[*view] // the answer channel of a want that is taken back
+	done   chan struct{}               // closed when the event was handled; may be nil
 }
 
-func newPeerLoop(shake func(context.Context, peerKey) (*view, error), limit time.Duration, m Metrics) *peerLoop {
+func newPeerLoop(shake func(context.Context, core.PeerKey) (*view, error), limit time.Duration, m Metrics) *peerLoop {
 	return &peerLoop{
 		calls: make(chan peerCall), closed: make(chan struct{}), shake: shake, limit: limit, metrics: m,
 	}
 }
 
 // run serves until ctx ends, then ends the handshakes and gives all snapshots up.
-func (p *peerLoop) run(ctx context.Context, table *peerTable) {
-	waiters := map[uint64]chan peerAnswer{}
-	numbers := map[chan peerAnswer]wantEvent{}
+func (p *peerLoop) run(ctx context.Context, table *core.PeerTable[*view]) {
+	waiters := map[uint64]chan core.PeerAnswer[*view]{}
+	numbers := map[chan core.PeerAnswer[*view]]core.WantEvent{}
 	var last uint64
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -53,9 +55,9 @@ func (p *peerLoop) run(ctx context.Context, table *peerTable) {
 			continue
 		case c = <-p.calls:
 		case <-timer.C:
-			c.event = peerTickEvent{}
+			c.event = core.PeerTickEvent{}
 		}
-		if want, ok := c.event.(wantEvent); ok && c.answer != nil {
+		if want, ok := c.event.(core.WantEvent); ok && c.answer != nil {
 			last++
 			want.Waiter = last
 			waiters[last], numbers[c.answer] = c.answer, want
@@ -69,7 +71,7 @@ func (p *peerLoop) run(ctx context.Context, table *peerTable) {
 			}
 			delete(numbers, c.leave)
 			delete(waiters, want.Waiter)
-			c.event = leaveEvent{want.Key, want.Waiter}
+			c.event = core.LeaveEvent{Key: want.Key, Waiter: want.Waiter}
 		}
 		e := table.Handle(c.event, time.Now())
 		for _, a := range e.Answers {
@@ -90,15 +92,15 @@ func (p *peerLoop) run(ctx context.Context, table *peerTable) {
 	}
 	close(p.closed)
 	p.handshakes.Wait()
-	for _, entry := range table.peers {
-		if entry.view != nil {
-			entry.view.release()
+	for _, peer := range table.Peers() {
+		if peer.View != nil {
+			peer.View.release()
 		}
 	}
 }
 
 // carry starts handshakes and gives snapshots up.
-func (p *peerLoop) carry(ctx context.Context, e peerEffects) {
+func (p *peerLoop) carry(ctx context.Context, e core.PeerEffects[*view]) {
 	for _, v := range e.Close {
 		v.release()
 	}
@@ -109,18 +111,18 @@ func (p *peerLoop) carry(ctx context.Context, e peerEffects) {
 
 // handshake runs one bounded handshake, tells the loop, and then stands by until
 // the connection ends.
-func (p *peerLoop) handshake(ctx context.Context, key peerKey) {
+func (p *peerLoop) handshake(ctx context.Context, key core.PeerKey) {
 	start := time.Now()
 	sctx, cancel := context.WithTimeout(ctx, p.limit)
 	v, err := p.shake(sctx, key)
 	cancel()
 	p.metrics.handshake(err == nil, time.Since(start))
 	if err != nil {
-		p.send(peerCall{event: shookEvent{Key: key, Err: err}})
+		p.send(peerCall{event: core.ShookEvent[*view]{Key: key, Err: err}})
 		return
 	}
 	done := v.conn.Done()
-	if !p.send(peerCall{event: shookEvent{Key: key, View: v}}) {
+	if !p.send(peerCall{event: core.ShookEvent[*view]{Key: key, View: v}}) {
 		v.release()
 		return
 	}
@@ -142,10 +144,10 @@ func (p *peerLoop) send(c peerCall) bool {
 
 // get returns a snapshot of the peer with at least the epoch; the caller
 // releases it.
-func (p *peerLoop) get(ctx context.Context, key peerKey, epoch uint64) (*view, error) {
-	answer := make(chan peerAnswer, 1)
+func (p *peerLoop) get(ctx context.Context, key core.PeerKey, epoch uint64) (*view, error) {
+	answer := make(chan core.PeerAnswer[*view], 1)
 	select {
-	case p.calls <- peerCall{event: wantEvent{Key: key, Epoch: epoch}, answer: answer}:
+	case p.calls <- peerCall{event: core.WantEvent{Key: key, Epoch: epoch}, answer: answer}:
 	case <-p.closed:
 		return nil, ErrClosed
 	case <-ctx.Done():
@@ -175,17 +177,20 @@ func (p *peerLoop) get(ctx context.Context, key peerKey, epoch uint64) (*view, e
 }
 
 // lost tells the table that a snapshot's connection has ended.
-func (p *peerLoop) lost(key peerKey, v *view) { p.send(peerCall{event: peerLostEvent{key, v}}) }
-
-// warm asks for a handshake that nobody waits for.
-func (p *peerLoop) warm(key peerKey, epoch uint64) {
-	p.send(peerCall{event: wantEvent{Key: key, Epoch: epoch}})
+func (p *peerLoop) lost(key core.PeerKey, v *view) {
+	p.send(peerCall{event: core.PeerLostEvent[*view]{Key: key, View: v}})
 }
 
-func (p *peerLoop) publish(table *peerTable) {
-	list := make([]PeerStatus, 0, len(table.peers))
-	for _, e := range table.peers {
-		list = append(list, e.status())
+// warm asks for a handshake that nobody waits for.
+func (p *peerLoop) warm(key core.PeerKey, epoch uint64) {
+	p.send(peerCall{event: core.WantEvent{Key: key, Epoch: epoch}})
+}
+
+func (p *peerLoop) publish(table *core.PeerTable[*view]) {
+	peers := table.Peers()
+	list := make([]PeerStatus, 0, len(peers))
+	for _, p := range peers {
+		list = append(list, peerStatus(p))
 	}
 	p.mu.Lock()
 	p.status = list

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 )
 
@@ -33,7 +34,7 @@ func (c *Connector) Grant(s LeaseSpec) *Handoff {
 	rand.Read(h.Lease[:])
 	h.Host, h.Port = hostPort(h.Addr)
 	h.Sign(c.cfg.Token)
-	_, err := c.leases.handle(context.Background(), grantEvent{
+	_, err := c.leases.handle(context.Background(), core.GrantEvent{
 		ID: h.Lease, Request: s.ID, Blocks: h.Blocks, Tokens: h.Tokens, Digest: h.Digest, Epoch: h.Epoch,
 	})
 	if err != nil {
@@ -52,7 +53,7 @@ func (c *Connector) Freed() <-chan []kv.BlockID { return c.leases.freed }
 // answer could not be delivered. A claimed one ends with its claim.
 func (c *Connector) Revoke(h *Handoff) {
 	if h != nil && h.Incarnation == c.incarnation {
-		_, _ = c.leases.handle(context.Background(), revokeEvent{ID: h.Lease})
+		_, _ = c.leases.handle(context.Background(), core.RevokeEvent{ID: h.Lease})
 	}
 }
 
@@ -72,7 +73,7 @@ func (c *Connector) ReleaseByHandoff(raw []byte) error {
 	case h.Incarnation != c.incarnation:
 		return ErrStale
 	}
-	_, err = c.leases.handle(context.Background(), revokeEvent{ID: h.Lease})
+	_, err = c.leases.handle(context.Background(), core.RevokeEvent{ID: h.Lease})
 	return err
 }
 
@@ -82,7 +83,7 @@ const drainPoll = 20 * time.Millisecond
 // Drain stops renewals and waits until every lease has ended or ctx does. It
 // returns how many are left.
 func (c *Connector) Drain(ctx context.Context) int {
-	if _, err := c.leases.handle(ctx, drainEvent{On: true}); err != nil {
+	if _, err := c.leases.handle(ctx, core.DrainEvent{On: true}); err != nil {
 		return c.leases.statistics().Live
 	}
 	tick := time.NewTicker(drainPoll)
@@ -113,7 +114,7 @@ func (c *Connector) answerClaim(ctx context.Context, from CallerID, body []byte)
 	if err != nil {
 		return nil, err
 	}
-	e, err := c.leases.handle(ctx, claimEvent{*ask, from})
+	e, err := c.leases.handle(ctx, core.ClaimEvent{Claim: *ask, From: from})
 	if err != nil {
 		return nil, err
 	}
@@ -122,21 +123,15 @@ func (c *Connector) answerClaim(ctx context.Context, from CallerID, body []byte)
 
 // sums returns the sums of tiles [from, to) of a block table: rank, tile, head.
 func (c *Connector) sums(blocks []kv.BlockID, from, to int) []uint64 {
-	out := make([]uint64, 0, c.tp*(to-from)*c.layout.Heads)
-	for _, arena := range c.cfg.Arenas {
-		for i := from; i < to; i++ {
-			out = append(out, arena.Sums(kv.TileID(tileIn(blocks, c.layout.BlockTiles, i)))...)
-		}
-	}
-	return out
+	return core.SumsOf(c.cfg.Arenas, blocks, from, to)
 }
 
 func (c *Connector) answerRenew(ctx context.Context, _ CallerID, body []byte) ([]byte, error) {
-	return c.answerLeases(ctx, body, func(id LeaseID) any { return renewEvent{id} })
+	return c.answerLeases(ctx, body, func(id LeaseID) any { return core.RenewEvent{ID: id} })
 }
 
 func (c *Connector) answerReturn(ctx context.Context, from CallerID, body []byte) ([]byte, error) {
-	return c.answerLeases(ctx, body, func(id LeaseID) any { return returnEvent{id, from} })
+	return c.answerLeases(ctx, body, func(id LeaseID) any { return core.ReturnEvent{ID: id, From: from} })
 }
 
 func (c *Connector) answerLeases(ctx context.Context, body []byte, event func(LeaseID) any) ([]byte, error) {
@@ -144,10 +139,10 @@ func (c *Connector) answerLeases(ctx context.Context, body []byte, event func(Le
 	if err != nil {
 		return nil, err
 	}
-	vs := make([]verdict, len(ids))
+	vs := make([]core.Verdict, len(ids))
 	for i, id := range ids {
 		if inc != c.incarnation {
-			vs[i] = verdictIncarnation
+			vs[i] = core.VerdictIncarnation
 			continue
 		}
 		e, err := c.leases.handle(ctx, event(id))

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 )
 
@@ -34,7 +35,7 @@ func TestEveryBlockSizeReadsEveryOther(t *testing.T) {
 					tokens := prompt(n, n)
 					h, pb := p.grant(t, tokens, 23)
 					db := d.blocksFor(n, 19)
-					tiles := tilesOf(h.Offers(tokens))
+					tiles := core.TilesOf(h.Offers(tokens))
 					if tiles == 0 {
 						d.ReturnUnread(context.Background(), h)
 					} else {
@@ -72,7 +73,7 @@ func TestEveryTPReadsEveryOther(t *testing.T) {
 				p.freedBlocks(t)
 				// The sums that D keeps are those of its own bytes.
 				for rank, a := range d.arenas {
-					tile := kv.TileID(tileIn(db, 2, 3))
+					tile := kv.TileID(core.TileIn(db, 2, 3))
 					for head, sum := range a.Sums(tile) {
 						if sum != kv.SumHead(a.Tile(tile), d.layout, head) {
 							t.Fatalf("rank %d head %d: stale sum", rank, head)

@@ -3,6 +3,7 @@ package connector
 import (
 	"sort"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 )
 
@@ -49,12 +50,12 @@ func (c *Connector) Status() Status {
 	return s
 }
 
-func (p *peerEntry) status() PeerStatus {
-	s := PeerStatus{Addr: p.key.Addr, Incarnation: p.key.Incarnation, State: p.state.String()}
-	if p.err != nil {
-		s.Err = p.err.Error()
+func peerStatus(p core.PeerInfo[*view]) PeerStatus {
+	s := PeerStatus{Addr: p.Key.Addr, Incarnation: p.Key.Incarnation, State: p.State.String()}
+	if p.Err != nil {
+		s.Err = p.Err.Error()
 	}
-	if v := p.view; v != nil && v.hello != nil {
+	if v := p.View; v != nil && v.hello != nil {
 		s.Engine, s.Epoch, s.TP, s.BlockTokens = v.hello.Engine, v.hello.Epoch, len(v.hello.Ranks), v.hello.BlockTokens
 		if len(v.links) > 0 {
 			s.Path, s.Why = v.links[0].remote.Path()

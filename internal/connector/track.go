@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"tandem/internal/connector/core"
 )
 
 // A trackChange adds or removes a lease that waits on this engine.
@@ -54,7 +56,7 @@ func (c *Connector) beat(ctx context.Context) {
 			c.tracked = len(waiting)
 			c.mu.Unlock()
 		case <-tick.C:
-			byPeer := map[peerKey][]LeaseID{}
+			byPeer := map[core.PeerKey][]LeaseID{}
 			for id, h := range waiting {
 				byPeer[h.key()] = append(byPeer[h.key()], id)
 			}
@@ -66,7 +68,7 @@ func (c *Connector) beat(ctx context.Context) {
 }
 
 // renew tells one peer which leases wait here. What fails shows at the load.
-func (c *Connector) renew(ctx context.Context, key peerKey, ids []LeaseID) {
+func (c *Connector) renew(ctx context.Context, key core.PeerKey, ids []LeaseID) {
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.Heartbeat)
 	defer cancel()
 	v, err := c.peers.get(ctx, key, 0)

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 	"tandem/internal/transfer"
 )
@@ -15,7 +16,7 @@ import (
 // the plans that bind its ranks to ours. The peer table holds one reference and
 // every reader another; the last one out closes it.
 type view struct {
-	key   peerKey
+	key   core.PeerKey
 	hello *hello
 	conn  Conn
 	links []link
@@ -24,12 +25,13 @@ type view struct {
 
 // A link binds one local rank to one rank of the peer.
 type link struct {
-	span
+	core.Span
 	remote Remote
 	plan   ReadPlan
 }
 
-func (v *view) epoch() uint64 { return uint64(v.hello.Epoch) }
+// PeerEpoch implements core.View.
+func (v *view) PeerEpoch() uint64 { return uint64(v.hello.Epoch) }
 
 func (v *view) retain() { v.refs.Add(1) }
 
@@ -55,7 +57,7 @@ func (e *handshakeError) Unwrap() error { return e.err }
 // shake connects to a peer, compares identity and fingerprint and binds the
 // memories. ctx bounds all of it. A connection that turns out to have ended, as
 // one to the process that listened there before does, is replaced.
-func (c *Connector) shake(ctx context.Context, key peerKey) (*view, error) {
+func (c *Connector) shake(ctx context.Context, key core.PeerKey) (*view, error) {
 	for attempt := 0; ; attempt++ {
 		conn, err := c.net.Dial(ctx, key.Addr)
 		if err != nil {
@@ -130,7 +132,7 @@ func (c *Connector) bind(ctx context.Context, v *view) error {
 			"connector: comparing engines: %d ranks of %d KV heads here and %d of %d there: %w",
 			c.tp, c.layout.Heads, tp, v.hello.Heads, ErrIncompatible)}
 	}
-	all, err := spans(c.layout.Heads*c.tp, c.tp, tp)
+	all, err := core.Spans(c.layout.Heads*c.tp, c.tp, tp)
 	if err != nil {
 		return &handshakeError{ClassIncompatible, errors.Join(err, ErrIncompatible)}
 	}
@@ -140,8 +142,8 @@ func (c *Connector) bind(ctx context.Context, v *view) error {
 			return &handshakeError{ClassHandshake, fmt.Errorf(
 				"connector: joining rank %d of %s: %w", s.Remote, v.hello.Engine, err)}
 		}
-		v.links = append(v.links, link{span: s, remote: remote})
-		plan, err := remote.Plan(s.Local, s.strides(c.layout, v.hello.Heads))
+		v.links = append(v.links, link{Span: s, remote: remote})
+		plan, err := remote.Plan(s.Local, s.Strides(c.layout, v.hello.Heads))
 		if err != nil {
 			return &handshakeError{ClassSetup, fmt.Errorf(
 				"connector: planning reads from rank %d of %s: %w", s.Remote, v.hello.Engine, err)}

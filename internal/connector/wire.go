@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 )
 
@@ -132,19 +133,7 @@ func decodeHello(body []byte) (*hello, error) {
 	return h, r.end("hello")
 }
 
-// A claim asks to read tiles [From, To) of the sequence under a lease.
-type claim struct {
-	Incarnation Incarnation // of P
-	Lease       LeaseID
-	Epoch       kv.Epoch
-	From, To    int
-	Digest      Digest // of the tokens that D has
-	Tokens      int    // how many of them the digest covers
-	Factors     [32]byte
-	Want        time.Duration // how long D's load may last
-}
-
-func (c *claim) encode() []byte {
+func encodeClaim(c *core.Claim) []byte {
 	b := append([]byte(nil), c.Incarnation[:]...)
 	b = append(b, c.Lease[:]...)
 	b = binary.BigEndian.AppendUint64(b, uint64(c.Epoch))
@@ -156,9 +145,9 @@ func (c *claim) encode() []byte {
 	return binary.BigEndian.AppendUint32(b, uint32(c.Want/time.Millisecond))
 }
 
-func decodeClaim(body []byte) (*claim, error) {
+func decodeClaim(body []byte) (*core.Claim, error) {
 	r := &reader{b: body}
-	c := &claim{}
+	c := &core.Claim{}
 	r.fixed(c.Incarnation[:])
 	r.fixed(c.Lease[:])
 	c.Epoch = kv.Epoch(r.u64())
@@ -169,40 +158,9 @@ func decodeClaim(body []byte) (*claim, error) {
 	return c, r.end("claim")
 }
 
-// A verdict is P's answer to a claim, a renewal or a return.
-type verdict uint8
-
-// The verdicts.
-const (
-	verdictOK          verdict = iota
-	verdictGone                // the lease never existed here or has ended
-	verdictExpired             // it ended at its deadline
-	verdictBusy                // another claim is running
-	verdictIncarnation         // the hand-off is of another process
-	verdictEpoch               // the hand-off is of another registration
-	verdictTiles               // tiles that the lease does not cover
-	verdictDigest              // D has other tokens
-	verdictFingerprint         // D compared another fingerprint
-	verdictDraining            // P renews nothing while it drains
-	verdictEnd                 // one past the last
-)
-
-var verdictNames = [verdictEnd]string{
-	"ok", "lease gone", "lease expired", "busy", "other incarnation", "other epoch",
-	"tiles outside the lease", "token digest differs", "fingerprint differs", "draining",
-}
-
-// String returns the verdict in words.
-func (v verdict) String() string {
-	if v < verdictEnd {
-		return verdictNames[v]
-	}
-	return fmt.Sprintf("verdict %d", uint8(v))
-}
-
 // A claimAnswer carries P's sums, [rank][tile][head], when Verdict is OK.
 type claimAnswer struct {
-	Verdict verdict
+	Verdict core.Verdict
 	Limit   time.Duration // the claim ends after it
 	Sums    []uint64
 }
@@ -220,7 +178,7 @@ func (a *claimAnswer) encode() []byte {
 
 func decodeClaimAnswer(body []byte) (*claimAnswer, error) {
 	r := &reader{b: body}
-	a := &claimAnswer{Verdict: verdict(r.u8()), Limit: time.Duration(r.u32()) * time.Millisecond}
+	a := &claimAnswer{Verdict: core.Verdict(r.u8()), Limit: time.Duration(r.u32()) * time.Millisecond}
 	n := r.count(maxSums)
 	if r.err == nil && len(r.b) != 8*n {
 		r.err = errWire
@@ -231,7 +189,7 @@ func decodeClaimAnswer(body []byte) (*claimAnswer, error) {
 			a.Sums[i] = r.u64()
 		}
 	}
-	if a.Verdict >= verdictEnd {
+	if a.Verdict >= core.VerdictEnd {
 		r.err = errWire
 	}
 	return a, r.end("claim answer")
@@ -259,7 +217,7 @@ func decodeLeases(body []byte) (inc Incarnation, ids []LeaseID, err error) {
 }
 
 // encodeVerdicts writes the answer to a renewal or a return, one for each lease.
-func encodeVerdicts(vs []verdict) []byte {
+func encodeVerdicts(vs []core.Verdict) []byte {
 	b := make([]byte, len(vs))
 	for i, v := range vs {
 		b[i] = byte(v)
@@ -267,13 +225,13 @@ func encodeVerdicts(vs []verdict) []byte {
 	return b
 }
 
-func decodeVerdicts(body []byte, n int) ([]verdict, error) {
+func decodeVerdicts(body []byte, n int) ([]core.Verdict, error) {
 	if len(body) != n {
 		return nil, fmt.Errorf("connector: reading verdicts: %w", errWire)
 	}
-	vs := make([]verdict, n)
+	vs := make([]core.Verdict, n)
 	for i, b := range body {
-		if vs[i] = verdict(b); vs[i] >= verdictEnd {
+		if vs[i] = core.Verdict(b); vs[i] >= core.VerdictEnd {
 			return nil, fmt.Errorf("connector: reading verdicts: %w", errWire)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 	"tandem/internal/transfer"
 )
@@ -82,7 +83,7 @@ func roundTrip(t *testing.T, p, d *testEngine, n int, path string) {
 	}
 	d.Track(h)
 	db := d.blocksFor(n, 19)
-	if tiles := tilesOf(h.Offers(tokens)); tiles == 0 {
+	if tiles := core.TilesOf(h.Offers(tokens)); tiles == 0 {
 		d.ReturnUnread(t.Context(), h)
 	} else {
 		r := d.load(t, "r", h, tokens, db)
@@ -177,11 +178,11 @@ func TestReadWithoutTheClaimIsRefused(t *testing.T) {
 	if err := read(mine); !isRefusedLease(err) {
 		t.Fatalf("unclaimed: %v", err)
 	}
-	ask := claim{
+	ask := core.Claim{
 		Incarnation: h.Incarnation, Lease: h.Lease, Epoch: h.Epoch, To: 3, Digest: h.Digest, Tokens: h.Tokens,
 		Factors: d.factorSum, Want: time.Second,
 	}
-	if _, err := v.conn.Call(t.Context(), KindClaim, ask.encode()); err != nil {
+	if _, err := v.conn.Call(t.Context(), KindClaim, encodeClaim(&ask)); err != nil {
 		t.Fatal(err)
 	}
 	if err := read(mine); err != nil {
@@ -311,12 +312,12 @@ func TestStallAndCutOnTheWire(t *testing.T) {
 	tokens := prompt(300, 1)
 	first := -1
 	next := func() int { first += 20; return first } // nobody else's blocks
-	bytes := tilesOf(299) * d.layout.TileBytes()
+	bytes := core.TilesOf(299) * d.layout.TileBytes()
 	good := func() {
 		t.Helper()
 		x.allow(-1)
 		x.cut()
-		for slices.ContainsFunc(d.Status().Peers, func(s PeerStatus) bool { return s.State == peerShaking.String() }) {
+		for slices.ContainsFunc(d.Status().Peers, func(s PeerStatus) bool { return s.State == core.PeerShaking.String() }) {
 			<-time.After(time.Millisecond) // a handshake that the cut may have met
 		}
 		h, pb := p.grant(t, tokens, next())
@@ -324,7 +325,7 @@ func TestStallAndCutOnTheWire(t *testing.T) {
 		if r := d.load(t, "good", h, tokens, db); r.Err != nil {
 			t.Fatalf("%+v", r)
 		}
-		sameKV(t, p, d, pb, db, 0, tilesOf(299))
+		sameKV(t, p, d, pb, db, 0, core.TilesOf(299))
 	}
 	good()
 	for _, percent := range []int{0, 1, 50, 99} {
@@ -358,11 +359,11 @@ func TestLossOfTheConnectionEndsTheClaim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ask := claim{
+	ask := core.Claim{
 		Incarnation: h.Incarnation, Lease: h.Lease, Epoch: h.Epoch, To: 3, Digest: h.Digest, Tokens: h.Tokens,
 		Factors: d.factorSum, Want: time.Minute,
 	}
-	if _, err := v.conn.Call(t.Context(), KindClaim, ask.encode()); err != nil {
+	if _, err := v.conn.Call(t.Context(), KindClaim, encodeClaim(&ask)); err != nil {
 		t.Fatal(err)
 	}
 	v.release()

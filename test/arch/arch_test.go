@@ -43,6 +43,7 @@ var rules = []rule{
 	{[]string{"sched"}, []string{"time", "context", "sync", "log", "log/slog", "os", "net"}, true,
 		"the same calls must give the same plans"},
 	{[]string{"router/flow"}, append([]string{"time"}, effects...), true, "a core: the same events must give the same effects"},
+	{[]string{"connector/core"}, effects, true, "cores: time is an argument, and the same events must give the same effects"},
 	{[]string{"moves"}, []string{"./"}, false, "it knows no machine"},
 	{[]string{"kv"}, []string{"./sched", "./connector", "./transfer"}, false, "it is the ground floor"},
 	{[]string{"transfer"}, []string{"./kv", "./sched"}, false, "it moves byte ranges and knows no tokens"},

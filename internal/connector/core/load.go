@@ -1,70 +1,86 @@
-package connector
+package core
 
 import (
 	"errors"
 	"fmt"
 	"time"
+
+	"tandem/internal/moves"
 )
 
-// A loadState is how far a load is.
-type loadState uint8
+// A LoadState is how far a load is.
+type LoadState uint8
 
 // The states of a load, in order.
 const (
-	loadShaking  loadState = iota // waiting for the peer's snapshot
-	loadClaiming                  // the claim is on its way
-	loadReading                   // reads run
-	loadEnded                     // reported
+	LoadShaking  LoadState = iota // waiting for the peer's snapshot
+	LoadClaiming                  // the claim is on its way
+	LoadReading                   // reads run
+	LoadEnded                     // reported
+)
+
+// String returns the name in the drawing.
+func (s LoadState) String() string {
+	return [...]string{"shaking", "claiming", "reading", "done"}[s]
+}
+
+// LoadMoves is the drawing of a load.
+var LoadMoves = moves.Draw("connector: load",
+	[]LoadState{LoadClaiming, LoadEnded},
+	[]LoadState{LoadReading, LoadEnded},
+	[]LoadState{LoadEnded},
+	nil,
 )
 
 // The events of a load.
 type (
-	// loadPeerEvent: the snapshot is there and needs Reads reads, or it is not.
-	loadPeerEvent struct {
+	// LoadPeerEvent says that the snapshot is there and needs Reads reads, or is not.
+	LoadPeerEvent struct {
 		Reads int
 		Class LoadClass
 		Err   error
 	}
-	loadClaimEvent struct {
-		Verdict verdict
+	// LoadClaimEvent says that the claim was answered, or will have no answer.
+	LoadClaimEvent struct {
+		Verdict Verdict
 		Limit   time.Duration // P's bound of the claim
 		Sums    bool          // the sums fit the geometry
 		Class   LoadClass     // when Err is set
 		Err     error
 	}
-	// loadReadEvent: read Read is terminal. Verified says for each tile whether
+	// LoadReadEvent says that read Read is terminal. Verified says for each tile whether
 	// all of the read's pieces of it landed and match P's sums.
-	loadReadEvent struct {
+	LoadReadEvent struct {
 		Read     int
 		Class    LoadClass // when Err is set
 		Verified []bool
 		Bad      int // tiles that landed and did not match
 		Err      error
 	}
-	loadProgressEvent struct{ Landed int } // pieces of tiles so far
-	loadCancelEvent   struct{}
-	loadTickEvent     struct{}
+	// LoadProgressEvent tells how many pieces of tiles have landed so far.
+	LoadProgressEvent struct{ Landed int }
+	// LoadCancelEvent says that nobody wants the load any more.
+	LoadCancelEvent struct{}
+	// LoadTickEvent only tells the time; due at Next.
+	LoadTickEvent struct{}
 )
 
-// loadEffects are what the shell does after an event.
-type loadEffects struct {
+// LoadEffects are what the shell does after an event.
+type LoadEffects struct {
 	Claim  bool // send the claim
 	Read   bool // start all reads
 	Stop   bool // cancel whatever runs
 	Return bool // give the lease back
-	Report *loadResult
+	Report *LoadResult
 }
 
-// A loadResult is what a load came to.
-type loadResult struct {
+// A LoadResult is what a load came to.
+type LoadResult struct {
 	Valid    []bool // by tile of the load
 	Class    LoadClass
 	Err      error
 	Canceled bool
 }
-
-// errExpired is an ErrLeaseGone whose lease ran out.
-var errExpired = fmt.Errorf("%w: it ran out", ErrLeaseGone)
 
 // errNoProgress and errDeadline are causes of ClassTimeout.
 var (
@@ -72,10 +88,11 @@ var (
 	errDeadline   = errors.New("deadline passed")
 )
 
-// A loadCore decides about one load. It reports once, when nothing of the load
+// A Load decides about one load. It reports once, when nothing of the load
 // can write any more.
-type loadCore struct {
-	state      loadState
+type Load struct {
+	state      LoadState
+	moves      moves.Count
 	tiles      int
 	limit      time.Duration
 	noProgress time.Duration
@@ -97,46 +114,56 @@ type loadCore struct {
 	keep     bool // nothing to give back
 }
 
-func newLoadCore(tiles int, limit, noProgress time.Duration, now time.Time) *loadCore {
-	return &loadCore{
+// NewLoad returns a load of so many tiles that begins at now, ends after limit at
+// the latest, and gives up when no tile arrives for noProgress.
+func NewLoad(tiles int, limit, noProgress time.Duration, now time.Time) *Load {
+	return &Load{
 		tiles: tiles, limit: limit, noProgress: noProgress,
 		started: now, deadline: now.Add(limit), moved: now, matches: make([]int, tiles),
 	}
 }
 
 // Handle applies an event at time now. An ended load absorbs every event.
-func (l *loadCore) Handle(event any, now time.Time) (e loadEffects) {
-	if l.state == loadEnded {
+func (l *Load) Handle(event any, now time.Time) (e LoadEffects) {
+	if l.state == LoadEnded {
 		return e
 	}
 	switch ev := event.(type) {
-	case loadPeerEvent:
+	case LoadPeerEvent:
 		l.peer(ev, &e)
-	case loadClaimEvent:
+	case LoadClaimEvent:
 		l.claimed(ev, now, &e)
-	case loadReadEvent:
+	case LoadReadEvent:
 		l.read(ev, &e)
-	case loadProgressEvent:
+	case LoadProgressEvent:
 		if ev.Landed > l.landed {
 			l.landed, l.moved = ev.Landed, now
 		}
-	case loadCancelEvent:
+	case LoadCancelEvent:
 		l.canceled = true
 		l.stop(&e)
-	case loadTickEvent:
+	case LoadTickEvent:
 	}
-	if l.state != loadEnded && !l.stopped {
+	if l.state != LoadEnded && !l.stopped {
 		l.tick(now, &e)
 	}
 	return e
 }
 
+// State returns how far the load is.
+func (l *Load) State() LoadState { return l.state }
+
+// Moves returns how often the load has moved along each edge of LoadMoves.
+func (l *Load) Moves() *moves.Count { return &l.moves }
+
+func (l *Load) move(to LoadState) { l.state = LoadMoves.Move(l.state, to, &l.moves, "") }
+
 // Next returns when Handle must be called at the latest.
-func (l *loadCore) Next() time.Time {
-	if l.stopped || l.state == loadEnded {
+func (l *Load) Next() time.Time {
+	if l.stopped || l.state == LoadEnded {
 		return time.Time{}
 	}
-	if l.state == loadReading {
+	if l.state == LoadReading {
 		if at := l.moved.Add(l.noProgress); at.Before(l.deadline) {
 			return at
 		}
@@ -144,11 +171,11 @@ func (l *loadCore) Next() time.Time {
 	return l.deadline
 }
 
-func (l *loadCore) tick(now time.Time, e *loadEffects) {
+func (l *Load) tick(now time.Time, e *LoadEffects) {
 	switch {
 	case !now.Before(l.deadline):
 		l.fail(ClassTimeout, errDeadline)
-	case l.state == loadReading && !now.Before(l.moved.Add(l.noProgress)):
+	case l.state == LoadReading && !now.Before(l.moved.Add(l.noProgress)):
 		l.fail(ClassTimeout, errNoProgress)
 	default:
 		return
@@ -156,8 +183,8 @@ func (l *loadCore) tick(now time.Time, e *loadEffects) {
 	l.stop(e)
 }
 
-func (l *loadCore) peer(ev loadPeerEvent, e *loadEffects) {
-	if l.state != loadShaking {
+func (l *Load) peer(ev LoadPeerEvent, e *LoadEffects) {
+	if l.state != LoadShaking {
 		return
 	}
 	if ev.Err != nil {
@@ -167,29 +194,29 @@ func (l *loadCore) peer(ev loadPeerEvent, e *loadEffects) {
 		return
 	}
 	l.reads, l.terminal = ev.Reads, make([]bool, ev.Reads)
-	l.state = loadClaiming
+	l.move(LoadClaiming)
 	e.Claim = true
 }
 
-func (l *loadCore) claimed(ev loadClaimEvent, now time.Time, e *loadEffects) {
-	if l.state != loadClaiming {
+func (l *Load) claimed(ev LoadClaimEvent, now time.Time, e *LoadEffects) {
+	if l.state != LoadClaiming {
 		return
 	}
 	switch {
 	case ev.Err != nil:
 		l.fail(ev.Class, ev.Err)
-	case ev.Verdict == verdictGone || ev.Verdict == verdictExpired || ev.Verdict == verdictIncarnation:
+	case ev.Verdict == VerdictGone || ev.Verdict == VerdictExpired || ev.Verdict == VerdictIncarnation:
 		l.keep = true
 		err := ErrLeaseGone
-		if ev.Verdict == verdictExpired {
-			err = errExpired
+		if ev.Verdict == VerdictExpired {
+			err = ErrExpired
 		}
-		l.fail(ClassGone, fmt.Errorf("claim refused: %v: %w", ev.Verdict, err))
-	case ev.Verdict != verdictOK:
-		l.keep = ev.Verdict == verdictBusy
-		l.fail(ClassRefused, fmt.Errorf("claim refused: %v", ev.Verdict))
+		l.fail(ClassGone, fmt.Errorf("Claim refused: %v: %w", ev.Verdict, err))
+	case ev.Verdict != VerdictOK:
+		l.keep = ev.Verdict == VerdictBusy
+		l.fail(ClassRefused, fmt.Errorf("Claim refused: %v", ev.Verdict))
 	case !ev.Sums:
-		l.fail(ClassRefused, errors.New("the claim's sums do not fit the tiles"))
+		l.fail(ClassRefused, errors.New("the Claim's sums do not fit the tiles"))
 	case l.started.Add(ev.Limit - ev.Limit/8).Before(now):
 		l.fail(ClassTimeout, errDeadline)
 	default:
@@ -198,15 +225,16 @@ func (l *loadCore) claimed(ev loadClaimEvent, now time.Time, e *loadEffects) {
 		if at := l.started.Add(ev.Limit - ev.Limit/8); at.Before(l.deadline) {
 			l.deadline = at
 		}
-		l.state, l.open, l.moved = loadReading, l.reads, now
+		l.move(LoadReading)
+		l.open, l.moved = l.reads, now
 		e.Read = true
 		return
 	}
 	l.end(e)
 }
 
-func (l *loadCore) read(ev loadReadEvent, e *loadEffects) {
-	if l.state != loadReading || ev.Read < 0 || ev.Read >= l.reads || l.terminal[ev.Read] {
+func (l *Load) read(ev LoadReadEvent, e *LoadEffects) {
+	if l.state != LoadReading || ev.Read < 0 || ev.Read >= l.reads || l.terminal[ev.Read] {
 		return
 	}
 	l.terminal[ev.Read] = true
@@ -228,26 +256,26 @@ func (l *loadCore) read(ev loadReadEvent, e *loadEffects) {
 }
 
 // fail notes the first cause.
-func (l *loadCore) fail(class LoadClass, err error) {
+func (l *Load) fail(class LoadClass, err error) {
 	if l.err == nil && !l.canceled {
 		l.class, l.err = class, err
 	}
 }
 
 // stop cancels what runs and ends at once when nothing can write.
-func (l *loadCore) stop(e *loadEffects) {
+func (l *Load) stop(e *LoadEffects) {
 	if !l.stopped {
 		l.stopped, e.Stop = true, true
 	}
-	if l.state < loadReading {
+	if l.state < LoadReading {
 		l.end(e)
 	}
 }
 
-func (l *loadCore) end(e *loadEffects) {
-	reading := l.state == loadReading
-	l.state = loadEnded
-	r := &loadResult{Valid: make([]bool, l.tiles), Class: l.class, Err: l.err, Canceled: l.canceled}
+func (l *Load) end(e *LoadEffects) {
+	reading := l.state == LoadReading
+	l.move(LoadEnded)
+	r := &LoadResult{Valid: make([]bool, l.tiles), Class: l.class, Err: l.err, Canceled: l.canceled}
 	all := reading
 	for i, n := range l.matches {
 		r.Valid[i] = reading && n == l.reads && l.reads > 0

@@ -1,4 +1,4 @@
-package connector
+package core
 
 import (
 	"errors"
@@ -10,13 +10,20 @@ import (
 	"tandem/internal/kv"
 )
 
-func testView(epoch kv.Epoch) *view { return &view{hello: &hello{Epoch: epoch}} }
+// A view is a snapshot of nothing.
+type view struct{ epoch uint64 }
+
+func (v *view) PeerEpoch() uint64 { return v.epoch }
+
+func testView(epoch kv.Epoch) *view { return &view{uint64(epoch)} }
 
 func TestHandshakeIsSharedAndRetriedWithBackoff(t *testing.T) {
-	table, now := newPeerTable(time.Hour), time.Unix(0, 0)
-	key := peerKey{Addr: "p:1"}
-	want := func(w uint64) peerEffects { return table.Handle(wantEvent{key, 1, w}, now) }
-	fail := func() peerEffects { return table.Handle(shookEvent{Key: key, Err: errors.New("refused")}, now) }
+	table, now := NewPeerTable[*view](time.Hour), time.Unix(0, 0)
+	key := PeerKey{Addr: "p:1"}
+	want := func(w uint64) PeerEffects[*view] { return table.Handle(WantEvent{key, 1, w}, now) }
+	fail := func() PeerEffects[*view] {
+		return table.Handle(ShookEvent[*view]{Key: key, Err: errors.New("refused")}, now)
+	}
 	if e := want(1); len(e.Shake) != 1 {
 		t.Fatalf("%+v", e)
 	}
@@ -25,7 +32,7 @@ func TestHandshakeIsSharedAndRetriedWithBackoff(t *testing.T) {
 			t.Fatalf("%+v", e)
 		}
 	}
-	table.Handle(leaveEvent{key, 7}, now)
+	table.Handle(LeaveEvent{key, 7}, now)
 	if e := fail(); len(e.Answers) != 19 || e.Answers[0].Err == nil {
 		t.Fatalf("%d answers", len(e.Answers))
 	}
@@ -43,28 +50,28 @@ func TestHandshakeIsSharedAndRetriedWithBackoff(t *testing.T) {
 			t.Fatalf("waits %v, want %v", at.Sub(now), pause)
 		}
 		now = at
-		if e := table.Handle(peerTickEvent{}, now); len(e.Shake) != 1 {
+		if e := table.Handle(PeerTickEvent{}, now); len(e.Shake) != 1 {
 			t.Fatalf("%+v", e)
 		}
 		pause = min(2*pause, lastBackoff)
 	}
 	v := testView(1)
-	if e := table.Handle(shookEvent{Key: key, View: v}, now); len(e.Answers) != 1 || e.Answers[0].View != v {
+	if e := table.Handle(ShookEvent[*view]{Key: key, View: v}, now); len(e.Answers) != 1 || e.Answers[0].View != v {
 		t.Fatalf("%+v", e)
 	}
 	if e := want(23); len(e.Answers) != 1 || len(e.Shake) != 0 {
 		t.Fatalf("%+v", e)
 	}
 	// A newer epoch replaces the snapshot for new requests at once.
-	if e := table.Handle(wantEvent{key, 2, 24}, now); len(e.Shake) != 1 || len(e.Close) != 1 || len(e.Answers) != 0 {
+	if e := table.Handle(WantEvent{key, 2, 24}, now); len(e.Shake) != 1 || len(e.Close) != 1 || len(e.Answers) != 0 {
 		t.Fatalf("%+v", e)
 	}
 	v2 := testView(2)
-	table.Handle(shookEvent{Key: key, View: v2}, now)
-	if e := table.Handle(peerLostEvent{key, v}, now); len(e.Close) != 0 {
+	table.Handle(ShookEvent[*view]{Key: key, View: v2}, now)
+	if e := table.Handle(PeerLostEvent[*view]{key, v}, now); len(e.Close) != 0 {
 		t.Fatal("the end of the old connection took the new snapshot away")
 	}
-	if e := table.Handle(peerLostEvent{key, v2}, now); len(e.Close) != 1 {
+	if e := table.Handle(PeerLostEvent[*view]{key, v2}, now); len(e.Close) != 1 {
 		t.Fatalf("%+v", e)
 	}
 	if e := want(25); len(e.Shake) != 1 {
@@ -73,20 +80,20 @@ func TestHandshakeIsSharedAndRetriedWithBackoff(t *testing.T) {
 }
 
 func TestIdlePeerIsClosed(t *testing.T) {
-	table, now := newPeerTable(time.Hour), time.Unix(0, 0)
-	key := peerKey{Addr: "p:1"}
-	table.Handle(wantEvent{key, 1, 1}, now)
-	table.Handle(shookEvent{Key: key, View: testView(1)}, now)
-	if e := table.Handle(peerTickEvent{}, now.Add(time.Hour-1)); len(e.Close) != 0 {
+	table, now := NewPeerTable[*view](time.Hour), time.Unix(0, 0)
+	key := PeerKey{Addr: "p:1"}
+	table.Handle(WantEvent{key, 1, 1}, now)
+	table.Handle(ShookEvent[*view]{Key: key, View: testView(1)}, now)
+	if e := table.Handle(PeerTickEvent{}, now.Add(time.Hour-1)); len(e.Close) != 0 {
 		t.Fatal("early")
 	}
-	if e := table.Handle(peerTickEvent{}, now.Add(time.Hour)); len(e.Close) != 1 || len(table.peers) != 0 {
+	if e := table.Handle(PeerTickEvent{}, now.Add(time.Hour)); len(e.Close) != 1 || len(table.peers) != 0 {
 		t.Fatalf("%+v", e)
 	}
 	// One that never answered is forgotten too.
-	table.Handle(wantEvent{key, 1, 0}, now)
-	table.Handle(shookEvent{Key: key, Err: errors.New("x")}, now)
-	if table.Handle(peerTickEvent{}, now.Add(forget)); len(table.peers) != 0 {
+	table.Handle(WantEvent{key, 1, 0}, now)
+	table.Handle(ShookEvent[*view]{Key: key, Err: errors.New("x")}, now)
+	if table.Handle(PeerTickEvent{}, now.Add(forget)); len(table.peers) != 0 {
 		t.Fatal("remembered")
 	}
 }
@@ -94,10 +101,10 @@ func TestIdlePeerIsClosed(t *testing.T) {
 // TestEveryWaiterIsAnsweredOnceAndEveryViewClosedOnce feeds random events.
 func TestEveryWaiterIsAnsweredOnceAndEveryViewClosedOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		table, now := newPeerTable(10*time.Second), time.Unix(0, 0)
-		keys := []peerKey{{Addr: "a:1"}, {Addr: "b:1"}}
-		waiting := map[uint64]peerKey{}
-		shaking := map[peerKey]bool{}
+		table, now := NewPeerTable[*view](10*time.Second), time.Unix(0, 0)
+		keys := []PeerKey{{Addr: "a:1"}, {Addr: "b:1"}}
+		waiting := map[uint64]PeerKey{}
+		shaking := map[PeerKey]bool{}
 		open := map[*view]bool{}
 		var last uint64
 		handle := func(ev any) {
@@ -124,7 +131,7 @@ func TestEveryWaiterIsAnsweredOnceAndEveryViewClosedOnce(t *testing.T) {
 				delete(open, v)
 			}
 		}
-		var lost []peerLostEvent
+		var lost []PeerLostEvent[*view]
 		for range 60 {
 			now = now.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "ms")) * time.Millisecond)
 			key := rapid.SampledFrom(keys).Draw(t, "peer")
@@ -132,17 +139,17 @@ func TestEveryWaiterIsAnsweredOnceAndEveryViewClosedOnce(t *testing.T) {
 			case 0, 1:
 				last++
 				waiting[last] = key
-				handle(wantEvent{key, uint64(rapid.IntRange(1, 2).Draw(t, "epoch")), last})
+				handle(WantEvent{key, uint64(rapid.IntRange(1, 2).Draw(t, "epoch")), last})
 			case 2:
 				if shaking[key] {
 					delete(shaking, key)
 					if rapid.Bool().Draw(t, "ok") {
 						v := testView(2)
 						open[v] = true
-						lost = append(lost, peerLostEvent{key, v})
-						handle(shookEvent{Key: key, View: v})
+						lost = append(lost, PeerLostEvent[*view]{key, v})
+						handle(ShookEvent[*view]{Key: key, View: v})
 					} else {
-						handle(shookEvent{Key: key, Err: errors.New("x")})
+						handle(ShookEvent[*view]{Key: key, Err: errors.New("x")})
 					}
 				}
 			case 3:
@@ -151,20 +158,20 @@ func TestEveryWaiterIsAnsweredOnceAndEveryViewClosedOnce(t *testing.T) {
 				}
 			case 4:
 				for w, k := range waiting {
-					handle(leaveEvent{k, w})
+					handle(LeaveEvent{k, w})
 					delete(waiting, w)
 					break
 				}
 			default:
-				handle(peerTickEvent{})
+				handle(PeerTickEvent{})
 			}
 		}
 		for range 20 { // whatever happened, those who wait are answered in the end
 			now = now.Add(lastBackoff)
-			handle(peerTickEvent{})
+			handle(PeerTickEvent{})
 			for k := range shaking {
 				delete(shaking, k)
-				handle(shookEvent{Key: k, Err: errors.New("x")})
+				handle(ShookEvent[*view]{Key: k, Err: errors.New("x")})
 			}
 		}
 		if len(waiting) != 0 {

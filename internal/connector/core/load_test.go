@@ -1,4 +1,4 @@
-package connector
+package core
 
 import (
 	"errors"
@@ -9,10 +9,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-func readingLoad(tiles, reads int, now time.Time) *loadCore {
-	l := newLoadCore(tiles, 30*time.Second, 5*time.Second, now)
-	l.Handle(loadPeerEvent{Reads: reads}, now)
-	l.Handle(loadClaimEvent{Verdict: verdictOK, Limit: time.Minute, Sums: true}, now)
+func readingLoad(tiles, reads int, now time.Time) *Load {
+	l := NewLoad(tiles, 30*time.Second, 5*time.Second, now)
+	l.Handle(LoadPeerEvent{Reads: reads}, now)
+	l.Handle(LoadClaimEvent{Verdict: VerdictOK, Limit: time.Minute, Sums: true}, now)
 	return l
 }
 
@@ -26,9 +26,9 @@ func TestReadsReportOnceAfterTheLastOne(t *testing.T) {
 			for _, twice := range []bool{false, true} {
 				now := time.Unix(0, 0)
 				l := readingLoad(3, 4, now)
-				var report *loadResult
+				var report *LoadResult
 				for n, r := range order {
-					ev := loadReadEvent{Read: r, Verified: []bool{true, true, true}}
+					ev := LoadReadEvent{Read: r, Verified: []bool{true, true, true}}
 					if outcome&(1<<r) != 0 {
 						ev.Verified, ev.Err, ev.Class = []bool{true, false, r%2 == 0}, errors.New("cut"), ClassRead
 					}
@@ -63,16 +63,16 @@ func TestReadsReportOnceAfterTheLastOne(t *testing.T) {
 
 func TestLoadEventsInAnyOrderReportOnce(t *testing.T) {
 	events := []any{
-		loadPeerEvent{Reads: 1},
-		loadClaimEvent{Verdict: verdictOK, Limit: time.Minute, Sums: true},
-		loadReadEvent{Read: 0, Verified: []bool{true}},
-		loadCancelEvent{},
-		loadTickEvent{},
+		LoadPeerEvent{Reads: 1},
+		LoadClaimEvent{Verdict: VerdictOK, Limit: time.Minute, Sums: true},
+		LoadReadEvent{Read: 0, Verified: []bool{true}},
+		LoadCancelEvent{},
+		LoadTickEvent{},
 	}
 	permutations(len(events), func(order []int) {
 		for double := range 1 << len(events) {
 			now := time.Unix(0, 0)
-			l := newLoadCore(1, 30*time.Second, 5*time.Second, now)
+			l := NewLoad(1, 30*time.Second, 5*time.Second, now)
 			reports, reading := 0, false
 			step := func(ev any) {
 				e := l.Handle(ev, now)
@@ -91,9 +91,9 @@ func TestLoadEventsInAnyOrderReportOnce(t *testing.T) {
 				}
 			}
 			now = now.Add(time.Hour)
-			step(loadTickEvent{})
+			step(LoadTickEvent{})
 			if reading {
-				step(loadReadEvent{Read: 0, Verified: []bool{false}, Err: errors.New("cancelled"), Class: ClassRead})
+				step(LoadReadEvent{Read: 0, Verified: []bool{false}, Err: errors.New("cancelled"), Class: ClassRead})
 			}
 			if reports != 1 {
 				t.Fatalf("order %v double %b: %d reports", order, double, reports)
@@ -104,35 +104,35 @@ func TestLoadEventsInAnyOrderReportOnce(t *testing.T) {
 
 func TestLoadDeadlines(t *testing.T) {
 	start := time.Unix(0, 0)
-	t.Run("before the claim", func(t *testing.T) {
-		l := newLoadCore(2, 30*time.Second, 5*time.Second, start)
-		if e := l.Handle(loadTickEvent{}, start.Add(30*time.Second-1)); e.Report != nil {
+	t.Run("before the Claim", func(t *testing.T) {
+		l := NewLoad(2, 30*time.Second, 5*time.Second, start)
+		if e := l.Handle(LoadTickEvent{}, start.Add(30*time.Second-1)); e.Report != nil {
 			t.Fatal("early")
 		}
-		e := l.Handle(loadTickEvent{}, start.Add(30*time.Second))
+		e := l.Handle(LoadTickEvent{}, start.Add(30*time.Second))
 		if e.Report == nil || e.Report.Class != ClassTimeout || !e.Stop {
 			t.Fatalf("%+v", e)
 		}
 	})
-	t.Run("shorter than the claim", func(t *testing.T) {
-		l := newLoadCore(2, 30*time.Second, 30*time.Second, start)
-		l.Handle(loadPeerEvent{Reads: 1}, start)
-		l.Handle(loadClaimEvent{Verdict: verdictOK, Limit: 8 * time.Second, Sums: true}, start.Add(time.Second))
+	t.Run("shorter than the Claim", func(t *testing.T) {
+		l := NewLoad(2, 30*time.Second, 30*time.Second, start)
+		l.Handle(LoadPeerEvent{Reads: 1}, start)
+		l.Handle(LoadClaimEvent{Verdict: VerdictOK, Limit: 8 * time.Second, Sums: true}, start.Add(time.Second))
 		if at := l.Next(); !at.Equal(start.Add(7 * time.Second)) {
-			t.Fatalf("gives up after %v; P's claim began later and lasts 8 s", at.Sub(start))
+			t.Fatalf("gives up after %v; P's Claim began later and lasts 8 s", at.Sub(start))
 		}
 	})
 	t.Run("no progress", func(t *testing.T) {
 		l := readingLoad(2, 1, start)
-		l.Handle(loadProgressEvent{1}, start.Add(4*time.Second))
-		if e := l.Handle(loadProgressEvent{1}, start.Add(9*time.Second-1)); e.Stop {
+		l.Handle(LoadProgressEvent{1}, start.Add(4*time.Second))
+		if e := l.Handle(LoadProgressEvent{1}, start.Add(9*time.Second-1)); e.Stop {
 			t.Fatal("early")
 		}
-		e := l.Handle(loadTickEvent{}, start.Add(9*time.Second))
+		e := l.Handle(LoadTickEvent{}, start.Add(9*time.Second))
 		if !e.Stop || e.Report != nil {
 			t.Fatalf("%+v: must wait for the read", e)
 		}
-		cut := loadReadEvent{Verified: []bool{true, false}, Err: errors.New("x"), Class: ClassRead}
+		cut := LoadReadEvent{Verified: []bool{true, false}, Err: errors.New("x"), Class: ClassRead}
 		e = l.Handle(cut, start.Add(10*time.Second))
 		if e.Report == nil || e.Report.Class != ClassTimeout || !slices.Equal(e.Report.Valid, []bool{true, false}) {
 			t.Fatalf("%+v", e.Report)
@@ -142,15 +142,15 @@ func TestLoadDeadlines(t *testing.T) {
 
 func TestClaimVerdictsBecomeClasses(t *testing.T) {
 	now := time.Unix(0, 0)
-	for v := verdictGone; v < verdictEnd; v++ {
-		l := newLoadCore(1, time.Minute, time.Second, now)
-		l.Handle(loadPeerEvent{Reads: 1}, now)
-		e := l.Handle(loadClaimEvent{Verdict: v}, now)
+	for v := VerdictGone; v < VerdictEnd; v++ {
+		l := NewLoad(1, time.Minute, time.Second, now)
+		l.Handle(LoadPeerEvent{Reads: 1}, now)
+		e := l.Handle(LoadClaimEvent{Verdict: v}, now)
 		want, back := ClassRefused, true
 		switch v {
-		case verdictGone, verdictExpired, verdictIncarnation:
+		case VerdictGone, VerdictExpired, VerdictIncarnation:
 			want, back = ClassGone, false
-		case verdictBusy:
+		case VerdictBusy:
 			back = false
 		default:
 		}
@@ -165,7 +165,7 @@ func TestLoadNeverValidatesWhatARankDidNotBring(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := time.Unix(0, 0)
 		tiles, reads := rapid.IntRange(1, 5).Draw(t, "tiles"), rapid.IntRange(1, 4).Draw(t, "reads")
-		l := newLoadCore(tiles, 30*time.Second, 5*time.Second, now)
+		l := NewLoad(tiles, 30*time.Second, 5*time.Second, now)
 		brought := make([]map[int]bool, tiles)
 		for i := range brought {
 			brought[i] = map[int]bool{}
@@ -177,25 +177,25 @@ func TestLoadNeverValidatesWhatARankDidNotBring(t *testing.T) {
 			var ev any
 			switch rapid.IntRange(0, 6).Draw(t, "event") {
 			case 0:
-				ev = loadPeerEvent{Reads: reads}
+				ev = LoadPeerEvent{Reads: reads}
 			case 1:
-				ev = loadClaimEvent{Verdict: verdictOK, Limit: time.Minute, Sums: true}
+				ev = LoadClaimEvent{Verdict: VerdictOK, Limit: time.Minute, Sums: true}
 			case 2, 3:
 				r := rapid.IntRange(-1, reads).Draw(t, "read")
 				v := rapid.SliceOfN(rapid.Bool(), tiles, tiles).Draw(t, "verified")
-				ev = loadReadEvent{Read: r, Verified: v}
-				if l.state == loadReading && r >= 0 && r < reads && !ended[r] {
+				ev = LoadReadEvent{Read: r, Verified: v}
+				if l.state == LoadReading && r >= 0 && r < reads && !ended[r] {
 					ended[r] = true
 					for i, ok := range v {
 						brought[i][r] = ok
 					}
 				}
 			case 4:
-				ev = loadCancelEvent{}
+				ev = LoadCancelEvent{}
 			case 5:
-				ev = loadProgressEvent{rapid.IntRange(0, 20).Draw(t, "landed")}
+				ev = LoadProgressEvent{rapid.IntRange(0, 20).Draw(t, "landed")}
 			default:
-				ev = loadTickEvent{}
+				ev = LoadTickEvent{}
 			}
 			e := l.Handle(ev, now)
 			if e.Report == nil {

@@ -1,4 +1,4 @@
-package connector
+package core
 
 import (
 	"fmt"
@@ -15,19 +15,19 @@ import (
 var (
 	testSelf   = Incarnation{1}
 	testCaller = CallerID{Incarnation{2}, 7}
-	testLimits = leaseLimits{
+	testLimits = LeaseLimits{
 		Lease: 30 * time.Second, Extend: 20 * time.Second, Cap: 300 * time.Second, MaxClaim: 2 * time.Minute,
 	}
 )
 
-func newTestTable() *leaseTable { return newLeaseTable(testSelf, 1, [32]byte{9}, testLimits) }
+func newTestTable() *LeaseTable { return NewLeaseTable(testSelf, 1, [32]byte{9}, testLimits) }
 
-func grantOf(n byte) grantEvent {
-	return grantEvent{ID: LeaseID{n}, Blocks: []kv.BlockID{kv.BlockID(n)}, Tokens: 40, Digest: Digest{n}, Epoch: 1}
+func grantOf(n byte) GrantEvent {
+	return GrantEvent{ID: LeaseID{n}, Blocks: []kv.BlockID{kv.BlockID(n)}, Tokens: 40, Digest: Digest{n}, Epoch: 1}
 }
 
-func claimOf(n byte) claimEvent {
-	return claimEvent{claim{
+func claimOf(n byte) ClaimEvent {
+	return ClaimEvent{Claim{
 		Incarnation: testSelf, Lease: LeaseID{n}, Epoch: 1, To: 3, Tokens: 40, Digest: Digest{n},
 		Factors: [32]byte{9}, Want: 10 * time.Second,
 	}, testCaller}
@@ -36,21 +36,21 @@ func claimOf(n byte) claimEvent {
 func TestClaimIsJudged(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		edit func(*claimEvent)
-		want verdict
+		edit func(*ClaimEvent)
+		want Verdict
 	}{
-		{"genuine", func(*claimEvent) {}, verdictOK},
-		{"other process", func(c *claimEvent) { c.Incarnation[3]++ }, verdictIncarnation},
-		{"older epoch", func(c *claimEvent) { c.Epoch = 0 }, verdictEpoch},
-		{"newer epoch", func(c *claimEvent) { c.Epoch = 2 }, verdictEpoch},
-		{"other fingerprint", func(c *claimEvent) { c.Factors[0]++ }, verdictFingerprint},
-		{"unknown lease", func(c *claimEvent) { c.Lease[5]++ }, verdictGone},
-		{"other tokens", func(c *claimEvent) { c.Digest[0]++ }, verdictDigest},
-		{"other count", func(c *claimEvent) { c.Tokens-- }, verdictDigest},
-		{"no tiles", func(c *claimEvent) { c.To = 0 }, verdictTiles},
-		{"reversed tiles", func(c *claimEvent) { c.claim.From, c.To = 2, 1 }, verdictTiles},
-		{"tile behind the prompt", func(c *claimEvent) { c.To = 4 }, verdictTiles},
-		{"negative tile", func(c *claimEvent) { c.claim.From = -1 }, verdictTiles},
+		{"genuine", func(*ClaimEvent) {}, VerdictOK},
+		{"other process", func(c *ClaimEvent) { c.Incarnation[3]++ }, VerdictIncarnation},
+		{"older epoch", func(c *ClaimEvent) { c.Epoch = 0 }, VerdictEpoch},
+		{"newer epoch", func(c *ClaimEvent) { c.Epoch = 2 }, VerdictEpoch},
+		{"other fingerprint", func(c *ClaimEvent) { c.Factors[0]++ }, VerdictFingerprint},
+		{"unknown lease", func(c *ClaimEvent) { c.Lease[5]++ }, VerdictGone},
+		{"other tokens", func(c *ClaimEvent) { c.Digest[0]++ }, VerdictDigest},
+		{"other count", func(c *ClaimEvent) { c.Tokens-- }, VerdictDigest},
+		{"no tiles", func(c *ClaimEvent) { c.To = 0 }, VerdictTiles},
+		{"reversed tiles", func(c *ClaimEvent) { c.Claim.From, c.To = 2, 1 }, VerdictTiles},
+		{"tile behind the prompt", func(c *ClaimEvent) { c.To = 4 }, VerdictTiles},
+		{"negative tile", func(c *ClaimEvent) { c.Claim.From = -1 }, VerdictTiles},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			table, now := newTestTable(), time.Unix(0, 0)
@@ -58,7 +58,7 @@ func TestClaimIsJudged(t *testing.T) {
 			ev := claimOf(1)
 			c.edit(&ev)
 			e := table.Handle(ev, now)
-			if e.Verdict != c.want || (e.Claimed != nil) != (c.want == verdictOK) || len(e.Ended) != 0 {
+			if e.Verdict != c.want || (e.Claimed != nil) != (c.want == VerdictOK) || len(e.Ended) != 0 {
 				t.Fatalf("%v, want %v", e.Verdict, c.want)
 			}
 		})
@@ -69,22 +69,22 @@ func TestOneClaimAtATime(t *testing.T) {
 	table, now := newTestTable(), time.Unix(0, 0)
 	table.Handle(grantOf(1), now)
 	e := table.Handle(claimOf(1), now)
-	if e.Verdict != verdictOK || e.Limit < 10*time.Second {
+	if e.Verdict != VerdictOK || e.Limit < 10*time.Second {
 		t.Fatalf("%+v", e)
 	}
 	other := claimOf(1)
 	other.From = CallerID{Incarnation{3}, 8}
-	if e := table.Handle(other, now); e.Verdict != verdictBusy {
+	if e := table.Handle(other, now); e.Verdict != VerdictBusy {
 		t.Fatal(e.Verdict)
 	}
-	if e := table.Handle(returnEvent{LeaseID{1}, other.From}, now); e.Verdict != verdictBusy || len(e.Ended) != 0 {
+	if e := table.Handle(ReturnEvent{LeaseID{1}, other.From}, now); e.Verdict != VerdictBusy || len(e.Ended) != 0 {
 		t.Fatal("a stranger returned a claimed lease")
 	}
-	e = table.Handle(lostEvent{testCaller}, now)
+	e = table.Handle(LostEvent{testCaller}, now)
 	if len(e.Ended) != 0 || len(e.Unclaim) != 1 {
 		t.Fatalf("%+v", e)
 	}
-	if e := table.Handle(other, now); e.Verdict != verdictOK {
+	if e := table.Handle(other, now); e.Verdict != VerdictOK {
 		t.Fatal(e.Verdict)
 	}
 }
@@ -95,14 +95,14 @@ func TestLeaseOutlastsItsDeadlineWhileClaimed(t *testing.T) {
 	now = now.Add(29 * time.Second)
 	limit := table.Handle(claimOf(1), now).Limit
 	now = now.Add(limit - 1)
-	if e := table.Handle(tickEvent{}, now); len(e.Ended) != 0 {
-		t.Fatal("ended under a claim")
+	if e := table.Handle(TickEvent{}, now); len(e.Ended) != 0 {
+		t.Fatal("ended under a Claim")
 	}
-	e := table.Handle(tickEvent{}, now.Add(1))
-	if len(e.Ended) != 1 || e.Ended[0].Why != endExpired || len(e.Unclaim) != 1 {
+	e := table.Handle(TickEvent{}, now.Add(1))
+	if len(e.Ended) != 1 || e.Ended[0].Why != EndExpired || len(e.Unclaim) != 1 {
 		t.Fatalf("%+v", e)
 	}
-	if e := table.Handle(claimOf(1), now); e.Verdict != verdictExpired {
+	if e := table.Handle(claimOf(1), now); e.Verdict != VerdictExpired {
 		t.Fatal(e.Verdict)
 	}
 }
@@ -111,10 +111,10 @@ func TestReleaseOfAClaimedLeaseWaitsForTheClaim(t *testing.T) {
 	table, now := newTestTable(), time.Unix(0, 0)
 	table.Handle(grantOf(1), now)
 	table.Handle(claimOf(1), now)
-	if e := table.Handle(revokeEvent{ID: LeaseID{1}}, now); len(e.Ended) != 0 {
-		t.Fatal("ended under a claim")
+	if e := table.Handle(RevokeEvent{ID: LeaseID{1}}, now); len(e.Ended) != 0 {
+		t.Fatal("ended under a Claim")
 	}
-	if e := table.Handle(lostEvent{testCaller}, now); len(e.Ended) != 1 || e.Ended[0].Why != endRevoked {
+	if e := table.Handle(LostEvent{testCaller}, now); len(e.Ended) != 1 || e.Ended[0].Why != EndRevoked {
 		t.Fatalf("%+v", e)
 	}
 }
@@ -122,14 +122,14 @@ func TestReleaseOfAClaimedLeaseWaitsForTheClaim(t *testing.T) {
 func TestRenewalIsCappedAndNeverShortens(t *testing.T) {
 	table, start := newTestTable(), time.Unix(0, 0)
 	table.Handle(grantOf(1), start)
-	table.Handle(renewEvent{LeaseID{1}}, start.Add(time.Second)) // 21 s < 30 s
+	table.Handle(RenewEvent{LeaseID{1}}, start.Add(time.Second)) // 21 s < 30 s
 	if at, _ := table.Next(); !at.Equal(start.Add(30 * time.Second)) {
 		t.Fatal("a renewal shortened the lease")
 	}
 	now := start
 	for range 100 {
 		now = now.Add(5 * time.Second)
-		if e := table.Handle(renewEvent{LeaseID{1}}, now); e.Verdict == verdictExpired {
+		if e := table.Handle(RenewEvent{LeaseID{1}}, now); e.Verdict == VerdictExpired {
 			break
 		}
 	}
@@ -137,11 +137,11 @@ func TestRenewalIsCappedAndNeverShortens(t *testing.T) {
 		t.Fatalf("expired after %v", now.Sub(start))
 	}
 	table.Handle(grantOf(2), now)
-	table.Handle(drainEvent{true}, now)
-	if e := table.Handle(renewEvent{LeaseID{2}}, now.Add(29*time.Second)); e.Verdict != verdictDraining {
+	table.Handle(DrainEvent{true}, now)
+	if e := table.Handle(RenewEvent{LeaseID{2}}, now.Add(29*time.Second)); e.Verdict != VerdictDraining {
 		t.Fatal(e.Verdict)
 	}
-	if e := table.Handle(tickEvent{}, now.Add(30*time.Second)); len(e.Ended) != 1 {
+	if e := table.Handle(TickEvent{}, now.Add(30*time.Second)); len(e.Ended) != 1 {
 		t.Fatal("renewed while draining")
 	}
 }
@@ -154,7 +154,7 @@ func TestRenewedLeaseHidesNoExpiredOne(t *testing.T) {
 	ended := map[LeaseID]time.Duration{}
 	for step := range 500 {
 		at := now.Add(time.Duration(step+1) * 100 * time.Millisecond)
-		e := table.Handle(renewEvent{LeaseID{0}}, at)
+		e := table.Handle(RenewEvent{LeaseID{0}}, at)
 		for _, l := range e.Ended {
 			ended[l.ID] = at.Sub(now)
 		}
@@ -190,10 +190,10 @@ func TestLateAndDoubleEventsEndALeaseOnce(t *testing.T) {
 	id := LeaseID{1}
 	kinds := []func() any{
 		func() any { return claimOf(1) },
-		func() any { return returnEvent{id, testCaller} },
-		func() any { return revokeEvent{ID: id} },
-		func() any { return lostEvent{testCaller} },
-		func() any { return tickEvent{} }, // ten minutes later
+		func() any { return ReturnEvent{id, testCaller} },
+		func() any { return RevokeEvent{ID: id} },
+		func() any { return LostEvent{testCaller} },
+		func() any { return TickEvent{} }, // ten minutes later
 	}
 	runs := 0
 	permutations(len(kinds), func(order []int) {
@@ -202,7 +202,7 @@ func TestLateAndDoubleEventsEndALeaseOnce(t *testing.T) {
 			table.Handle(grantOf(1), now)
 			ends, open := 0, 0
 			step := func(ev any) {
-				if _, ok := ev.(tickEvent); ok {
+				if _, ok := ev.(TickEvent); ok {
 					now = now.Add(10 * time.Minute)
 				}
 				e := table.Handle(ev, now)
@@ -218,7 +218,7 @@ func TestLateAndDoubleEventsEndALeaseOnce(t *testing.T) {
 					step(kinds[k]())
 				}
 			}
-			step(tickEvent{})
+			step(TickEvent{})
 			if ends != 1 || open != 0 || len(table.byID) != 0 || len(table.due) != 0 {
 				t.Fatalf("order %v double %b: %d ends, %d claims, %d leases", order, double, ends, open, len(table.byID))
 			}
@@ -250,7 +250,7 @@ func TestLeaseTableAgainstAModel(t *testing.T) {
 			pick := byte(rapid.IntRange(1, max(n, 1)).Draw(t, "lease"))
 			id := LeaseID{pick}
 			m := live[id]
-			var e leaseEffects
+			var e LeaseEffects
 			switch rapid.IntRange(0, 5).Draw(t, "event") {
 			case 0:
 				if id = (LeaseID{byte(n + 1)}); live[id] == nil && seen[id] == 0 {
@@ -259,15 +259,15 @@ func TestLeaseTableAgainstAModel(t *testing.T) {
 				}
 			case 1:
 				e = table.Handle(claimOf(pick), now)
-				if (e.Verdict == verdictOK) != (m != nil && m.until.IsZero()) {
-					t.Fatalf("claim: %v", e.Verdict)
+				if (e.Verdict == VerdictOK) != (m != nil && m.until.IsZero()) {
+					t.Fatalf("Claim: %v", e.Verdict)
 				}
-				if e.Verdict == verdictOK {
+				if e.Verdict == VerdictOK {
 					m.until = now.Add(e.Limit)
 				}
 			case 2:
-				e = table.Handle(renewEvent{id}, now)
-				if (e.Verdict == verdictOK) != (m != nil) {
+				e = table.Handle(RenewEvent{id}, now)
+				if (e.Verdict == VerdictOK) != (m != nil) {
 					t.Fatalf("renew: %v", e.Verdict)
 				}
 				if to := now.Add(testLimits.Extend); m != nil && to.After(m.deadline) {
@@ -277,17 +277,17 @@ func TestLeaseTableAgainstAModel(t *testing.T) {
 					}
 				}
 			case 3:
-				e = table.Handle(returnEvent{id, testCaller}, now)
+				e = table.Handle(ReturnEvent{id, testCaller}, now)
 				delete(live, id)
 			case 4:
-				e = table.Handle(lostEvent{testCaller}, now)
+				e = table.Handle(LostEvent{testCaller}, now)
 				for id, m := range live {
 					if m.until = (time.Time{}); !m.deadline.After(now) {
 						delete(live, id)
 					}
 				}
 			case 5:
-				e = table.Handle(tickEvent{}, now)
+				e = table.Handle(TickEvent{}, now)
 			}
 			for _, end := range e.Ended {
 				if seen[end.ID]++; seen[end.ID] > 1 {
@@ -301,7 +301,7 @@ func TestLeaseTableAgainstAModel(t *testing.T) {
 				slices.SortFunc(want, less)
 			}
 			// The table expires when it is asked; ask it.
-			table.Handle(tickEvent{}, now)
+			table.Handle(TickEvent{}, now)
 			if fmt.Sprint(len(table.byID)) != fmt.Sprint(len(live)) {
 				t.Fatalf("%d leases, want %d", len(table.byID), len(live))
 			}
