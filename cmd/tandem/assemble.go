@@ -106,7 +106,7 @@ func (s *assembly) openConnector(t transferConfig, info engine.ModelInfo, arenas
 	}
 	return connector.New(connector.Config{
 		EngineID: kv.EngineID(t.EngineID), Role: t.Role, Arenas: arenas, Fingerprint: factors, Token: s.o.token,
-		Listen: s.o.peerListen, Advertise: s.o.advertise, UnixDir: dir, Copiers: t.Extra.Threads,
+		Listen: s.o.peerListen, Advertise: s.o.advertise, UnixDir: dir, Copiers: t.Extra.Threads, Paths: t.Extra.Paths,
 		LeaseDuration: seconds(t.Extra.LeaseSeconds), HandshakeTimeout: seconds(t.Extra.HandshakeSeconds),
 		LoadTimeout: seconds(t.Extra.LoadSeconds), NoProgress: seconds(t.Extra.StallSeconds), PeerIdle: seconds(t.Extra.EngineTTLSeconds),
 		Log: s.log, Metrics: m,

@@ -12,6 +12,7 @@ import (
 
 	"tandem/internal/connector"
 	"tandem/internal/engine"
+	"tandem/internal/transfer"
 )
 
 // A transferConfig is --kv-transfer-config, with vLLM's names.
@@ -36,6 +37,10 @@ type transferExtra struct {
 	HandshakeSeconds float64 `json:"handshake_timeout"`
 	LoadSeconds      float64 `json:"load_timeout"`
 	StallSeconds     float64 `json:"no_progress_timeout"`
+
+	// Paths are the transfer paths that may be chosen between hosts and processes,
+	// "memfd" and "tcp"; none: all of them, by a measurement.
+	Paths []string `json:"transfer_paths"`
 
 	// Known to vLLM: the first is always so here, the others choose among what
 	// this connector does not have.
@@ -131,6 +136,14 @@ func (c *transferConfig) check() error {
 		return fmt.Errorf("--kv-transfer-config: kv_load_failure_policy %q: want fail or recompute", c.Policy)
 	case c.Extra.EnforceCompat != nil && !*c.Extra.EnforceCompat:
 		return errors.New("--kv-transfer-config: enforce_handshake_compat cannot be switched off: engines that differ would make wrong tokens")
+	}
+	if len(c.Extra.Paths) == 0 {
+		c.Extra.Paths = nil
+	}
+	for _, p := range c.Extra.Paths {
+		if p != transfer.PathMemfd && p != transfer.PathTCP {
+			return fmt.Errorf("--kv-transfer-config: transfer_paths %q: want %s or %s", p, transfer.PathMemfd, transfer.PathTCP)
+		}
 	}
 	for name, v := range map[string]float64{
 		"kv_lease_duration": c.Extra.LeaseSeconds, "engine_ttl": c.Extra.EngineTTLSeconds, "handshake_timeout": c.Extra.HandshakeSeconds,
