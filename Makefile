@@ -20,7 +20,7 @@ FUZZTIME ?= 10s
 
 export CGO_ENABLED ?= 0
 
-.PHONY: help build up test model race invariants lint bench fuzz golden gen gen-check e2e conform tidy-check ci clean
+.PHONY: help build up test model race invariants lint bench fuzz golden gen gen-check e2e faults conform tidy-check ci clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ golden: model ## the golden rules on every kernel path, with distances printed
 
 e2e: build ## only the tests over real processes
 	$(GO) test -count=1 -v ./test/e2e
+
+faults: ## clusters under every kind of trouble: one table, an error when a line is not met
+	$(GO) run ./test/faults
 
 conform: model ## official OpenAI clients and a foreign router against our engines
 	test/conform/run

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// A row is one line of the campaign.
+type row struct {
+	what     string
+	fired    int // faults that the injector counted, or attempts that were made
+	surfaced tally
+	outcome  tally
+	slowest  time.Duration // answer, less what the harness's own timers were late
+	limit    time.Duration // of slowest; 0: none
+	back     time.Duration // until every block and table was free again
+	note     string
+	faults   []string // why the line is not met
+}
+
+// A tally counts by name.
+type tally map[string]int
+
+func (t *tally) add(name string) {
+	if *t == nil {
+		*t = tally{}
+	}
+	(*t)[name]++
+}
+
+// String lists the names with their counts.
+func (t tally) String() string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(t)) {
+		out = append(out, fmt.Sprintf("%s %d", k, t[k]))
+	}
+	return strings.Join(out, ", ")
+}
+
+// wrong notes why the line is not met.
+func (r *row) wrong(format string, args ...any) {
+	r.faults = append(r.faults, fmt.Sprintf(format, args...))
+}
+
+// took notes how long an answer took and how long it may take.
+func (r *row) took(d, limit time.Duration) {
+	r.slowest, r.limit = max(r.slowest, d), max(r.limit, limit)
+	if limit > 0 && d > limit {
+		r.wrong("an answer took %.3f s, the limit is %.3f s", d.Seconds(), limit.Seconds())
+	}
+}
+
+// returned notes how long blocks and tables took to be free.
+func (r *row) returned(d time.Duration) {
+	r.back = max(r.back, d)
+	if d > backLimit {
+		r.wrong("blocks and tables came back after %.3f s, the limit is %v", d.Seconds(), backLimit)
+	}
+}
+
+// backLimit is how long blocks and tables may take to come back.
+const backLimit = time.Second
+
+// A table is the rows of a run.
+type table struct{ rows []row }
+
+func (t *table) add(r row) { t.rows = append(t.rows, r) }
+
+// print writes the table and returns how many lines are not met.
+func (t *table) print(w io.Writer) (missed int) {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "line\tfired\tsurfaced\toutcome\tslowest\tback\t\tnote")
+	for i := range t.rows {
+		r := &t.rows[i]
+		met := "ok"
+		if len(r.faults) > 0 {
+			missed++
+			met = "MISSED"
+		}
+		fmt.Fprintf(tw, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", r.what, r.fired, r.surfaced, r.outcome,
+			limited(r.slowest, r.limit), limited(r.back, 0), met, r.note)
+	}
+	tw.Flush()
+	for i := range t.rows {
+		r := &t.rows[i]
+		for k, why := range r.faults {
+			if k == maxFaults {
+				fmt.Fprintf(w, "\n%s: and %d more", r.what, len(r.faults)-k)
+				break
+			}
+			fmt.Fprintf(w, "\n%s: %s", r.what, why)
+		}
+	}
+	fmt.Fprintf(w, "\n%d of %d lines met\n", len(t.rows)-missed, len(t.rows))
+	return missed
+}
+
+// maxFaults is how many reasons of a line are printed.
+const maxFaults = 8
+
+func limited(d, limit time.Duration) string {
+	switch {
+	case d == 0:
+		return ""
+	case limit == 0:
+		return fmt.Sprintf("%.3f s", d.Seconds())
+	}
+	return fmt.Sprintf("%.3f of %.1f s", d.Seconds(), limit.Seconds())
+}
