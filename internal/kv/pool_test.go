@@ -188,6 +188,9 @@ func TestChildOfAnEvictedParent(t *testing.T) {
 		t.Fatalf("%d hits behind an evicted parent", n)
 	}
 	p.Index(0, b[0], []Token{9, 9}, "")
+	if n, _ := p.Match([]Token{9, 9, 2, 2, 3}, ""); n != 1 {
+		t.Fatalf("%d hits: what followed the old prefix is found behind the one that took its block", n)
+	}
 }
 
 func TestHighCoversEveryBlockGivenOut(t *testing.T) {

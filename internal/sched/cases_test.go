@@ -467,6 +467,9 @@ func TestAbortInEveryState(t *testing.T) {
 				if got := w.s.Apply(results); len(got) != 0 {
 					t.Fatalf("finished %v", got)
 				}
+				if st := w.s.Stats(); st.Output != 0 || st.Prompt != 0 {
+					t.Fatalf("the result of an aborted request counts: %+v", st.Totals)
+				}
 			case "gone":
 				w.finish(100)
 				if a := w.s.Abort(r.ID); a.Found {

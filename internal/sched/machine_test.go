@@ -1,6 +1,7 @@
 package sched
 
 import (
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -57,8 +58,24 @@ func drawWorld(t *rapid.T) (Config, int, []op) {
 	return cfg, bs*1000 + blocks, ops
 }
 
+// drawDamage draws the tiles of a load that are invalid, in no order and some of
+// them twice: none, all, every second, the first or last ones, or any.
+func drawDamage(rng *rand.Rand, l Load) (bad []int) {
+	kind, cut := rng.IntN(7), l.FromTile+rng.IntN(l.ToTile-l.FromTile+1)
+	for tile := l.FromTile; tile < l.ToTile; tile++ {
+		if lost := [...]bool{false, false, true, tile%2 == 0, tile < cut, tile >= cut, rng.IntN(3) == 0}[kind]; lost {
+			bad = append(bad, tile)
+		}
+	}
+	if len(bad) > 0 {
+		bad = append(bad, bad[rng.IntN(len(bad))])
+	}
+	rng.Shuffle(len(bad), func(i, j int) { bad[i], bad[j] = bad[j], bad[i] })
+	return bad
+}
+
 // play runs a history to its end and returns the plans.
-func play(t testing.TB, cfg Config, shape int, ops []op, weak bool) *world {
+func play(t tester, cfg Config, shape int, ops []op, seed uint64, weak bool) *world {
 	hash := func(kv.Chain, string, []kv.Token) uint64 { return 0 }
 	cfg.Pool = kv.NewPool(shape%1000, shape/1000)
 	if weak {
@@ -66,17 +83,15 @@ func play(t testing.TB, cfg Config, shape int, ops []op, weak bool) *world {
 	}
 	w := newWorld(t, cfg)
 	w.traceOn = true
-	rng := 0
-	w.loadSteps = func() int { rng++; return rng % 5 }
+	rng := rand.New(rand.NewPCG(seed, 1))
+	w.loadSteps = func() int { return rng.IntN(5) }
 	w.leaseSteps = 3
-	w.damage = func(l Load) (bad []int) {
-		for tile := l.FromTile; tile < l.ToTile; tile++ {
-			if (tile*7+rng)%4 == 0 {
-				bad = append(bad, tile)
-			}
-		}
-		return bad
+	w.damage = func(l Load) []int { return drawDamage(rng, l) }
+	w.noise = func(l Load) []int {
+		return []int{-1, l.FromTile - 1 - rng.IntN(3), l.ToTile + rng.IntN(3), 1 << 40}
 	}
+	w.policy = func() bool { return rng.IntN(4) == 0 }
+	w.part = func(n int) int { return min(n, 1+rng.IntN(4)) }
 	w.stopAt = func(tok kv.Token) bool { return tok%50 == 0 }
 	ids := []kv.RequestID{}
 	for _, o := range ops {
@@ -128,12 +143,13 @@ func play(t testing.TB, cfg Config, shape int, ops []op, weak bool) *world {
 func TestAnyHistory(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		cfg, shape, ops := drawWorld(rt)
-		a := play(t, cfg, shape, ops, false)
-		b := play(t, cfg, shape, ops, false)
+		seed := rapid.Uint64().Draw(rt, "seed of loads")
+		a := play(rt, cfg, shape, ops, seed, false)
+		b := play(rt, cfg, shape, ops, seed, false)
 		if !slices.Equal(a.trace, b.trace) {
 			rt.Fatalf("two runs differ:\n%q\n%q", a.trace, b.trace)
 		}
-		play(t, cfg, shape, ops, true)
+		play(rt, cfg, shape, ops, seed, true)
 	})
 }
 

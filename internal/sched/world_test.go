@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"testing"
 
 	"tandem/internal/kv"
 )
@@ -15,11 +14,12 @@ import (
 // on the numbers of all slots read through the block table: KV that is missing,
 // foreign or not verified gives a wrong token or an error.
 type world struct {
-	t     testing.TB
+	t     tester
 	s     *Scheduler
 	bs    int
 	slots []uint64 // of all blocks
 	sums  []int    // filled slots at the last seal, by tile
+	seals []uint64 // content at the last seal, by tile
 
 	all     map[kv.RequestID]*client
 	loads   map[kv.RequestID]*flight
@@ -33,8 +33,18 @@ type world struct {
 	leaseSteps int                     // steps until a lease comes back
 	loadSteps  func() int              // steps until a load ends
 	damage     func(l Load) []int      // tiles that are invalid
-	fail       bool                    // the policy
+	noise      func(l Load) []int      // what a report says of tiles beside the load's, and again
+	policy     func() bool             // whether a load that failed ends its request
+	fail       bool                    // what policy says unless it is set
+	part       func(n int) int         // how many of n returned blocks come first
 	stopAt     func(tok kv.Token) bool // stop token
+}
+
+// A tester is what a world needs of a test, of the standard library or of rapid.
+type tester interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
 }
 
 type client struct {
@@ -60,18 +70,22 @@ type lease struct {
 	due    int
 }
 
-func newWorld(t testing.TB, cfg Config) *world {
+func newWorld(t tester, cfg Config) *world {
 	t.Helper()
 	w := &world{
 		t: t, s: New(cfg), bs: cfg.Pool.BlockTokens(),
 		slots:  make([]uint64, cfg.Pool.Blocks()*cfg.Pool.BlockTokens()),
 		sums:   make([]int, cfg.Pool.Blocks()*cfg.Pool.BlockTokens()/kv.TileTokens),
+		seals:  make([]uint64, cfg.Pool.Blocks()*cfg.Pool.BlockTokens()/kv.TileTokens),
 		all:    map[kv.RequestID]*client{},
 		loads:  map[kv.RequestID]*flight{},
 		leased: map[kv.BlockID]int{},
 	}
 	w.loadSteps = func() int { return 1 }
 	w.damage = func(Load) []int { return nil }
+	w.noise = w.damage
+	w.policy = func() bool { return w.fail }
+	w.part = func(n int) int { return n }
 	w.stopAt = func(kv.Token) bool { return false }
 	return w
 }
@@ -163,6 +177,16 @@ func (w *world) check() {
 	if err := w.s.Check(w.leased); err != nil {
 		w.t.Fatalf("step %d: %v", w.step, err)
 	}
+	// What nobody holds and no prefix names may hold anything.
+	for b := range w.s.pool.Blocks() {
+		if id := kv.BlockID(b); w.s.pool.Refs(id) == 0 && !w.s.pool.Holds(id) {
+			for i := range w.bs {
+				w.slots[b*w.bs+i] = 0xF2EE
+			}
+			clear(w.seals[b*w.bs/kv.TileTokens : (b+1)*w.bs/kv.TileTokens])
+			clear(w.sums[b*w.bs/kv.TileTokens : (b+1)*w.bs/kv.TileTokens])
+		}
+	}
 }
 
 // arrive lets what is due happen: loads end, leases come back.
@@ -182,12 +206,15 @@ func (w *world) arrive() (some bool) {
 		if l.due > w.step {
 			return false
 		}
-		for _, b := range l.blocks {
+		now := l.blocks[:w.part(len(l.blocks))]
+		for _, b := range now {
 			w.leased[b]--
 		}
-		w.s.Release(l.blocks)
+		w.s.Release(now)
+		w.check()
 		some = true
-		return true
+		l.blocks = l.blocks[len(now):]
+		return len(l.blocks) == 0
 	})
 	w.check()
 	return some
@@ -197,8 +224,10 @@ func (w *world) arrive() (some bool) {
 func (w *world) land(id kv.RequestID) {
 	f, c := w.loads[id], w.all[id]
 	delete(w.loads, id)
-	bad := w.damage(f.load)
+	bad, fail := w.damage(f.load), w.policy()
 	want := content(c.req.Prompt, c.req.Salt)
+	promised := min(c.req.External, len(want)-1) - f.load.FromTile*kv.TileTokens
+	missing := 0
 	c.frozen = map[int]bool{}
 	for t := f.load.FromTile; t < f.load.ToTile; t++ {
 		for i := range kv.TileTokens {
@@ -212,19 +241,42 @@ func (w *world) land(id kv.RequestID) {
 				v = 0xBAD
 			}
 			w.slots[w.slot(f.load.Blocks, pos)] = v
+			if slices.Contains(bad, t) && pos < min(c.req.External, len(want)-1) {
+				missing++
+			}
 		}
+		w.seals[w.slot(f.load.Blocks, t*kv.TileTokens)/kv.TileTokens] = w.tileContent(f.load.Blocks, t)
 	}
-	res := w.s.LoadDone(id, LoadReport{Invalid: bad, Fail: w.fail})
-	if !res.Found {
-		w.t.Fatalf("load of %s is not known", id)
-	}
-	if res.Finished != (c.over || (w.fail && res.Missing > 0)) {
+	report := LoadReport{Invalid: append(w.noise(f.load), bad...), Fail: fail}
+	res := w.s.LoadDone(id, report)
+	if !res.Found || res.Tag != c.req.Tag {
 		w.t.Fatalf("load of %s: %+v", id, res)
+	}
+	if res.Finished != (c.over || (fail && missing > 0)) {
+		w.t.Fatalf("load of %s: %d tokens missing, fail %t: %+v", id, missing, fail, res)
+	}
+	if k := res.Counts; !c.over && (res.Missing != missing || k.Loaded != promised-missing ||
+		k.Recomputed != missing || k.Local != f.load.FromTile*kv.TileTokens) {
+		w.t.Fatalf("load of %s: %d of %d tokens missing: %+v", id, missing, promised, res)
+	}
+	// A report that comes again is of no load, and changes nothing.
+	before := w.s.Stats()
+	if again := w.s.LoadDone(id, report); again.Found || w.s.Stats() != before {
+		w.t.Fatalf("load of %s reported twice: %+v", id, again)
 	}
 	if res.Finished && !c.over {
 		c.over, c.why, c.counts = true, res.Why, res.Counts
 	}
 	w.check()
+}
+
+// tileContent returns a number for what tile t of blocks holds.
+func (w *world) tileContent(blocks []kv.BlockID, t int) (h uint64) {
+	o := w.slot(blocks, t*kv.TileTokens)
+	for _, v := range w.slots[o : o+kv.TileTokens] {
+		h = mix(h, v+1)
+	}
+	return h
 }
 
 func (w *world) slot(blocks []kv.BlockID, pos int) int {
@@ -321,7 +373,10 @@ func (w *world) compute(p *Plan) []Result {
 			if end-tile*kv.TileTokens < filled {
 				w.t.Fatalf("%s: seals tile %d with %d slots at %d", it.ID, tile, filled, end)
 			}
-			w.sums[w.slot(q.Blocks, tile*kv.TileTokens)/kv.TileTokens] = filled
+			o := w.slot(q.Blocks, tile*kv.TileTokens)
+			clear(w.slots[o+filled : o+kv.TileTokens])
+			w.sums[o/kv.TileTokens] = filled
+			w.seals[o/kv.TileTokens] = w.tileContent(q.Blocks, tile)
 		}
 		for pos := end - q.Logits; pos < end; pos++ {
 			if pos < len(c.req.Prompt) && c.req.NoCache {
@@ -370,6 +425,11 @@ func (w *world) ended(f Finished) {
 		}
 		for _, b := range f.Blocks {
 			w.leased[b]++
+		}
+		for tile := 0; w.s.cfg.Seal && tile < tilesFor(f.Tokens); tile++ {
+			if w.seals[w.slot(f.Blocks, tile*kv.TileTokens)/kv.TileTokens] != w.tileContent(f.Blocks, tile) {
+				w.t.Fatalf("%s: tile %d of a lease of %d tokens is not sealed as it is", f.ID, tile, f.Tokens)
+			}
 		}
 		w.leases = append(w.leases, &lease{f.Blocks, w.step + w.leaseSteps})
 	}

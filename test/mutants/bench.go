@@ -1,0 +1,232 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// A verdict says what became of a mutant.
+type verdict string
+
+const (
+	killed     verdict = "killed"
+	survived   verdict = "LIVES"
+	uncompiled verdict = "NO BUILD"
+	unusable   verdict = "UNUSABLE" // its text or its tests are not there
+)
+
+// A pkg is a package whose tests run.
+type pkg struct {
+	Dir         string
+	TestImports []string
+	XTestImport []string `json:"XTestImports"`
+
+	limit time.Duration // for one run of the tests
+}
+
+// flags are what its test binary is called with: rapid draws the same
+// cases in every run, does not shrink and leaves no files.
+func (p *pkg) flags() []string {
+	if slices.Contains(p.TestImports, "pgregory.net/rapid") || slices.Contains(p.XTestImport, "pgregory.net/rapid") {
+		return []string{"-rapid.nofailfile", "-rapid.shrinktime=1ns", "-rapid.seed=1"}
+	}
+	return nil
+}
+
+// A bench builds and runs test binaries of mutated packages.
+type bench struct {
+	root string // of the module
+	tmp  string
+	pkgs map[string]*pkg
+	runs atomic.Int64
+}
+
+func newBench(ctx context.Context) (*bench, error) {
+	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
+	if err != nil {
+		return nil, fmt.Errorf("finding the module: %w", err)
+	}
+	tmp, err := os.MkdirTemp("", "mutants")
+	if err != nil {
+		return nil, err
+	}
+	return &bench{root: filepath.Dir(strings.TrimSpace(string(out))), tmp: tmp, pkgs: map[string]*pkg{}}, nil
+}
+
+func (b *bench) close() { os.RemoveAll(b.tmp) }
+
+func (b *bench) read(file string) (string, error) {
+	src, err := os.ReadFile(filepath.Join(b.root, file))
+	return string(src), err
+}
+
+// prepare sees that the package's tests pass as they are, and that names are
+// among them. It must not run beside the other methods.
+func (b *bench) prepare(ctx context.Context, path string, names []string) error {
+	if b.pkgs[path] != nil {
+		return nil
+	}
+	cmd := exec.CommandContext(ctx, "go", "list", "-json=Dir,TestImports,XTestImports", "./"+path)
+	cmd.Dir = b.root
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("listing %s: %w", path, err)
+	}
+	p := &pkg{limit: 5 * time.Minute}
+	if err := json.Unmarshal(out, p); err != nil {
+		return fmt.Errorf("listing %s: %w", path, err)
+	}
+	b.pkgs[path] = p
+	bin, msg := b.build(ctx, path, "")
+	if bin == "" {
+		return fmt.Errorf("building the tests of %s: %s", path, msg)
+	}
+	defer os.Remove(bin)
+	have, err := exec.CommandContext(ctx, bin, "-test.list", ".").Output()
+	if err != nil {
+		return fmt.Errorf("listing the tests of %s: %w", path, err)
+	}
+	for _, n := range names {
+		if !slices.Contains(strings.Fields(string(have)), n) {
+			return fmt.Errorf("%s has no test %s", path, n)
+		}
+	}
+	began := time.Now()
+	if v, msg := b.test(ctx, path, bin, names, false); v != survived {
+		return fmt.Errorf("the tests of %s do not pass without any mutant: %s", path, msg)
+	}
+	p.limit = max(20*time.Second, 10*time.Since(began))
+	return nil
+}
+
+// build makes the test binary of a package with an overlay file, or none. It
+// returns "" and the compiler's words when that fails.
+func (b *bench) build(ctx context.Context, path, overlay string) (bin, message string) {
+	bin = filepath.Join(b.tmp, fmt.Sprintf("%d.test", b.runs.Add(1)))
+	args := []string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", bin}
+	if overlay != "" {
+		args = append(args, "-overlay", overlay)
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, "./"+path)...)
+	cmd.Dir = b.root
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Sprintf("%v: %s", err, bytes.TrimSpace(out))
+	}
+	return bin, ""
+}
+
+// maxMemory bounds the address space of a mutant in KiB: one that never stops
+// to append must not take the machine along.
+const maxMemory = "8000000"
+
+// test runs a test binary. A mutant is killed when a test fails, panics or does
+// not end.
+func (b *bench) test(ctx context.Context, path, bin string, names []string, short bool) (verdict, string) {
+	p := b.pkgs[path]
+	args := []string{"-c", `ulimit -v ` + maxMemory + `; exec "$@"`, "sh",
+		bin, "-test.failfast", "-test.timeout", p.limit.String()}
+	if short {
+		args = append(args, "-test.short")
+	}
+	if len(names) > 0 {
+		args = append(args, "-test.run", "^("+strings.Join(names, "|")+")$")
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.limit+10*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "sh", append(args, p.flags()...)...)
+	cmd.Dir = p.Dir
+	cmd.WaitDelay = time.Second
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		return survived, "they pass"
+	}
+	if len(out) > 600 {
+		out = out[len(out)-600:]
+	}
+	return killed, string(out)
+}
+
+// try tests src, the mutated text of file, against tests of a package.
+func (b *bench) try(ctx context.Context, file, src, path string, names []string, short bool) (verdict, string) {
+	n := b.runs.Add(1)
+	mutated := filepath.Join(b.tmp, fmt.Sprintf("%d.go", n))
+	overlay := filepath.Join(b.tmp, fmt.Sprintf("%d.json", n))
+	defer os.Remove(mutated)
+	defer os.Remove(overlay)
+	text, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(b.root, file): mutated}})
+	if err != nil {
+		return unusable, err.Error()
+	}
+	for name, data := range map[string]string{mutated: src, overlay: string(text)} {
+		if err := os.WriteFile(name, []byte(data), 0o600); err != nil {
+			return unusable, err.Error()
+		}
+	}
+	bin, msg := b.build(ctx, path, overlay)
+	if bin == "" {
+		return uncompiled, msg
+	}
+	defer os.Remove(bin)
+	v, msg := b.test(ctx, path, bin, names, short)
+	if v == survived && len(names) == 0 && short {
+		return b.test(ctx, path, bin, nil, false)
+	}
+	return v, msg
+}
+
+// tryListed tests a listed mutant.
+func (b *bench) tryListed(ctx context.Context, m listed) (verdict, string) {
+	src, err := b.read(m.File)
+	if err != nil {
+		return unusable, err.Error()
+	}
+	if n := strings.Count(src, m.Old); n != 1 {
+		return unusable, fmt.Sprintf("its old text occurs %d times, want once", n)
+	}
+	return b.try(ctx, m.File, strings.Replace(src, m.Old, m.New, 1), m.pkg(), m.names(), false)
+}
+
+// tryEdit tests a generated mutant with all tests of one package after the
+// other, until one kills it.
+func (b *bench) tryEdit(ctx context.Context, t target, src string, e edit) verdict {
+	for _, p := range t.packages() {
+		if v, _ := b.try(ctx, t.File, e.apply(src), p, nil, true); v != survived {
+			return v
+		}
+	}
+	return survived
+}
+
+// arguedPage holds the arguments for mutants that live.
+const arguedPage = "docs/failure-model.md"
+
+var arguedLine = regexp.MustCompile("^- `([^`]+)`: `([^`]+)` as `([^`]*)`: (.+)$")
+
+// arguedKey names a mutant wherever its line has moved to.
+func arguedKey(file, old, mutated string) string { return file + "\x00" + old + "\x00" + mutated }
+
+// argued returns the arguments of arguedPage by mutant.
+func (b *bench) argued() (map[string]string, error) {
+	text, err := b.read(arguedPage)
+	if err != nil {
+		return nil, err
+	}
+	a := map[string]string{}
+	for line := range strings.Lines(text) {
+		if m := arguedLine.FindStringSubmatch(strings.TrimSpace(line)); m != nil {
+			a[arguedKey(m[1], m[2], m[3])] = m[4]
+		}
+	}
+	return a, nil
+}
