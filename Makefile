@@ -20,10 +20,10 @@ FUZZTIME ?= 10s
 
 export CGO_ENABLED ?= 0
 
-.PHONY: help build up test model race invariants lint bench fuzz golden gen gen-check e2e faults conform tidy-check ci clean
+.PHONY: help build up test model race invariants lint bench fuzz mutants mutants-nightly golden gen gen-check e2e faults conform tidy-check ci clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## build bin/tandem
 	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./cmd/tandem
@@ -69,6 +69,12 @@ bench: model ## benchmarks that print ratios of one run; LLAMA_BENCH=PATH adds l
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	test/fuzz $(FUZZTIME)
+
+mutants: ## break the recovery code in listed ways: the named tests must notice
+	$(GO) run ./test/mutants
+
+mutants-nightly: ## break it in every small way; prints what no test noticed (hours)
+	$(GO) run ./test/mutants -generate
 
 gen: ## regenerate the assembly kernels
 	cd internal/compute/gen && $(GO) run .
