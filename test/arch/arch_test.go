@@ -56,6 +56,8 @@ var rules = []rule{
 		"only the command wires implementations together"},
 	{[]string{"chat", "compute", "gguf", "model", "openai", "sample", "sim", "telemetry", "tokenizer"}, []string{"./fault"}, false,
 		"nothing but the command and tests knows of faults"},
+	{[]string{"fault"}, []string{"./engine", "./sched", "./server", "./router", "./model", "./openai"}, false,
+		"it breaks what runs between engines and knows no requests"},
 }
 
 // noUnsafe is every package that may not touch raw memory.
