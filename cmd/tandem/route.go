@@ -65,6 +65,7 @@ func routeCommand() *cobra.Command {
 	f.IntVar(&cfg.Retries, "retries", 1, "tries on another engine before the first byte of an answer")
 	f.DurationVar(&cfg.Backend.Connect, "connect-timeout", cfg.Backend.Connect, "longest time to reach an engine")
 	f.DurationVar(&cfg.Backend.Header, "leg-timeout", cfg.Backend.Header, "longest time from a request to an engine's status line")
+	f.DurationVar(&cfg.Backend.Silence, "silence-timeout", cfg.Backend.Silence, "longest time without a byte of an answer that an engine has begun")
 	f.DurationVar(&cfg.WriteTimeout, "write-timeout", 30*time.Second, "longest time that one write to a client may take")
 	f.StringVar(&cfg.SaltHeader, "cache-salt-header", "", "request header that a trusted edge sets for each tenant; tenants share no cached prefix, whatever cache_salt a client sends")
 	f.DurationVar(&grace, "drain-timeout", 30*time.Second, "longest time to finish running requests after SIGTERM")

@@ -50,7 +50,8 @@ func (s State) String() string {
 // Limits bounds every wait on an engine.
 type Limits struct {
 	Connect   time.Duration // dialling
-	Header    time.Duration // from the request to the status line; a prefill takes this long
+	Header    time.Duration // of a leg, from the request to the status line; a prefill takes this long
+	Silence   time.Duration // of a leg, without a byte of an answer that has begun
 	IdleConn  time.Duration // an unused connection is closed; shorter than the engine's own limit
 	Probe     time.Duration // one probe
 	Every     time.Duration // between two probes of a ready backend
@@ -61,7 +62,7 @@ type Limits struct {
 // DefaultLimits are the limits of `tandem route`.
 func DefaultLimits() Limits {
 	return Limits{
-		Connect: 2 * time.Second, Header: 10 * time.Minute, IdleConn: 30 * time.Second,
+		Connect: 2 * time.Second, Header: 10 * time.Minute, Silence: 2 * time.Minute, IdleConn: 30 * time.Second,
 		Probe: 2 * time.Second, Every: time.Second, EveryDown: 100 * time.Millisecond, Release: 2 * time.Second,
 	}
 }
@@ -97,7 +98,7 @@ func New(raw string, role Role, limits Limits) (*Backend, error) {
 	}
 	dial := &net.Dialer{Timeout: limits.Connect, KeepAlive: 15 * time.Second}
 	pooled := &http.Transport{
-		DialContext: dial.DialContext, ResponseHeaderTimeout: limits.Header, IdleConnTimeout: limits.IdleConn,
+		DialContext: dial.DialContext, IdleConnTimeout: limits.IdleConn,
 		MaxIdleConnsPerHost: 256, DisableCompression: true, WriteBufferSize: 32 << 10, ReadBufferSize: 32 << 10,
 	}
 	alone := pooled.Clone()
@@ -231,18 +232,26 @@ func (e *TransportError) Unwrap() error { return e.Err }
 // caller closes the body, which ends the leg. An error is a *TransportError,
 // or ctx's when that ended first.
 func (b *Backend) Post(ctx context.Context, path string, header http.Header, body []byte) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, b.base+path, bytes.NewReader(body))
+	inner, cut := context.WithCancel(ctx)
+	req, err := http.NewRequestWithContext(inner, http.MethodPost, b.base+path, bytes.NewReader(body))
 	if err != nil {
+		cut()
 		return nil, &TransportError{b.name, err}
 	}
 	req.Header = header
 	b.legs.Add(1)
+	w := newWait(cut)
+	w.begin(b.limits.Header)
 	resp, err := b.client.Do(req)
-	if err != nil {
+	if err = w.end(err); err != nil {
+		if resp != nil {
+			_ = resp.Body.Close() // too late
+		}
+		cut()
 		b.legs.Add(-1)
 		return nil, b.failed(ctx, err)
 	}
-	resp.Body = &legBody{ReadCloser: resp.Body, legs: &b.legs}
+	resp.Body = &legBody{ReadCloser: resp.Body, legs: &b.legs, wait: w, silence: b.limits.Silence}
 	return resp, nil
 }
 
@@ -277,21 +286,6 @@ func (b *Backend) Release(ctx context.Context, header http.Header, handoff json.
 		return fmt.Errorf("backend: releasing a hand-off on %s: status %d", b.name, resp.StatusCode)
 	}
 	return nil
-}
-
-// A legBody counts its leg out when it is closed.
-type legBody struct {
-	io.ReadCloser
-	legs *atomic.Int64
-	shut atomic.Bool
-}
-
-// Close implements io.Closer.
-func (l *legBody) Close() error {
-	if !l.shut.Swap(true) {
-		l.legs.Add(-1)
-	}
-	return l.ReadCloser.Close()
 }
 
 // drop reads what little is left, so that the connection can serve again.

@@ -42,8 +42,13 @@ func (c *call) prefillLeg(ctx context.Context, f *flowCall, prompt json.RawMessa
 	return o
 }
 
+// maxPlain is how much of a plain answer is held until its end, in bytes. What is
+// longer is passed on as it comes.
+const maxPlain = 64 << 20
+
 // decodeLeg starts the decode leg and holds the answer until its first bytes
-// are there, so that a failure before the first content keeps its status.
+// are there, so that a failure before the first content keeps its status; a
+// plain answer until it is whole, since one that breaks off is no answer.
 func (c *call) decodeLeg(ctx context.Context, f *flowCall, prompt json.RawMessage) (leg *begun, o flow.Outcome) {
 	defer c.timed(ctx, f.Decode(), &o)()
 	resp, err := f.Decode().Post(ctx, c.path, c.decodeHeader(), c.decodeBody(prompt, f.Handoff()))
@@ -60,21 +65,37 @@ func (c *call) decodeLeg(ctx context.Context, f *flowCall, prompt json.RawMessag
 		o.Header = transferHeader(resp.Header)
 		return nil, o
 	}
-	buf := make([]byte, 16<<10)
-	n, err := io.ReadAtLeast(resp.Body, buf, 1)
-	if n == 0 {
+	first, err := c.begin(resp.Body)
+	if err != nil {
 		closeBody(resp.Body)
-		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
-		}
 		f.Decode().Suspect()
 		return nil, flow.Outcome{Err: &backend.TransportError{Backend: f.Decode().Name(), Err: err}}
 	}
-	if status, body := errorEvent(buf[:n]); status != 0 {
+	if status, body := errorEvent(first); status != 0 {
 		closeBody(resp.Body)
 		return nil, flow.Answered(status, body)
 	}
-	return &begun{resp: resp, first: buf[:n], flow: f}, flow.Outcome{Status: resp.StatusCode}
+	return &begun{resp: resp, first: first, flow: f}, flow.Outcome{Status: resp.StatusCode}
+}
+
+// begin reads what must be there before the client gets anything.
+func (c *call) begin(body io.Reader) ([]byte, error) {
+	if !c.stream {
+		first, err := io.ReadAll(io.LimitReader(body, maxPlain))
+		if err == nil && len(first) == 0 {
+			err = io.ErrUnexpectedEOF
+		}
+		return first, err
+	}
+	buf := make([]byte, 16<<10)
+	n, err := io.ReadAtLeast(body, buf, 1)
+	if n > 0 {
+		return buf[:n], nil
+	}
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return nil, err
 }
 
 // errorEvent recognises a stream that begins with an error, which is a failed

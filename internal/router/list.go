@@ -96,7 +96,7 @@ func (c *call) listFlow(ctx context.Context, prompt json.RawMessage, send func(p
 	defer closeBody(leg.resp.Body)
 	body := io.MultiReader(bytes.NewReader(leg.first), leg.resp.Body)
 	if !c.stream {
-		data, err := io.ReadAll(io.LimitReader(body, 64<<20))
+		data, err := io.ReadAll(io.LimitReader(body, maxPlain))
 		if ctx.Err() != nil {
 			return
 		}

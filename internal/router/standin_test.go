@@ -148,7 +148,14 @@ func front(t *testing.T, cfg Config, p, d []*standIn) (*Router, string) {
 	for _, s := range d {
 		cfg.Decode = append(cfg.Decode, s.URL)
 	}
+	header, silence := cfg.Backend.Header, cfg.Backend.Silence
 	cfg.Backend = backend.DefaultLimits()
+	if header > 0 {
+		cfg.Backend.Header = header
+	}
+	if silence > 0 {
+		cfg.Backend.Silence = silence
+	}
 	cfg.Backend.Every, cfg.Backend.EveryDown = 5*time.Millisecond, 5*time.Millisecond
 	changed := make(chan struct{}, 100)
 	prev := cfg.Metrics.State

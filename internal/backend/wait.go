@@ -1,0 +1,74 @@
+package backend
+
+import (
+	"fmt"
+	"io"
+	"sync/atomic"
+	"time"
+)
+
+// A wait bounds what a leg waits for, one thing after the other. It cuts the leg
+// itself, above whatever carries it, so that no carrier can hold a leg for ever.
+type wait struct {
+	cut   func()
+	timer *time.Timer
+	limit time.Duration
+	over  atomic.Bool
+}
+
+func newWait(cut func()) *wait {
+	w := &wait{cut: cut}
+	w.timer = time.AfterFunc(time.Hour, func() {
+		w.over.Store(true)
+		cut()
+	})
+	w.timer.Stop()
+	return w
+}
+
+// begin starts a wait of at most limit; 0 is no limit.
+func (w *wait) begin(limit time.Duration) {
+	if w.limit = limit; limit > 0 {
+		w.timer.Reset(limit)
+	}
+}
+
+// end ends the wait and returns err, or what it means when the limit had passed.
+func (w *wait) end(err error) error {
+	w.timer.Stop()
+	if w.over.Load() {
+		return fmt.Errorf("silent for %v", w.limit)
+	}
+	return err
+}
+
+// A legBody is the body of a leg's answer. It bounds each wait for bytes, and
+// counts its leg out when it is closed.
+type legBody struct {
+	io.ReadCloser
+
+	legs    *atomic.Int64
+	wait    *wait
+	silence time.Duration
+	shut    atomic.Bool
+}
+
+// Read implements io.Reader.
+func (l *legBody) Read(p []byte) (int, error) {
+	l.wait.begin(l.silence)
+	n, err := l.ReadCloser.Read(p)
+	if late := l.wait.end(err); n == 0 || err != nil {
+		err = late
+	}
+	return n, err
+}
+
+// Close implements io.Closer.
+func (l *legBody) Close() error {
+	if !l.shut.Swap(true) {
+		l.legs.Add(-1)
+	}
+	l.wait.timer.Stop()
+	defer l.wait.cut()
+	return l.ReadCloser.Close()
+}

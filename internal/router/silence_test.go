@@ -1,0 +1,69 @@
+package router
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"tandem/internal/backend"
+)
+
+// silentAfter answers with the beginning of a body and then nothing, until its
+// client leaves; cut ends the connection instead.
+func silentAfter(begin string, cut bool) hooks {
+	answer := func(w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		w.Header().Set("Content-Length", "1000")
+		_, _ = io.WriteString(w, begin)
+		_ = http.NewResponseController(w).Flush()
+		if !cut {
+			<-q.Context().Done()
+		}
+		panic(http.ErrAbortHandler)
+	}
+	return hooks{prefill: answer, decode: answer}
+}
+
+// A plain answer that breaks off, or ends in the middle for ever, is a failed
+// leg: the client gets an error with words, or another engine's answer, and never
+// a part. A stream that falls silent ends with an error event.
+func TestAnswersThatNeverEnd(t *testing.T) {
+	limits := backend.Limits{Silence: 50 * time.Millisecond}
+	const half = `{"id":"d","choices":[{"index":0,"te`
+	for _, cut := range []bool{true, false} {
+		t.Run(fmt.Sprintf("cut %v", cut), func(t *testing.T) {
+			p, d, _, url := pair(t, Config{Backend: limits})
+			d.set(silentAfter(half, cut))
+			status, _, body := post(t, url+"/v1/completions", `{"prompt":"a"}`)
+			if status != http.StatusBadGateway || !strings.Contains(body, "backend_unavailable") || strings.Contains(body, half) {
+				t.Errorf("plain: %d %s", status, body)
+			}
+			p.await(t, "release")
+			const event = "data: {\"id\":\"d\",\"choices\":[{\"index\":0,\"text\":\"t0\"}]}\n\n"
+			d.set(silentAfter(event, cut))
+			status, _, body = post(t, url+"/v1/completions", `{"prompt":"a","stream":true}`)
+			if status != http.StatusOK || !strings.HasPrefix(body, event) || strings.Count(body, `"error"`) != 1 || !strings.HasSuffix(body, "data: [DONE]\n\n") {
+				t.Errorf("stream: %d %s", status, body)
+			}
+			d.set(hooks{})
+			p.set(silentAfter(half, cut))
+			if status, _, body = post(t, url+"/v1/completions", `{"prompt":"a"}`); status != http.StatusBadGateway || !strings.Contains(body, "backend_unavailable") {
+				t.Errorf("prefill: %d %s", status, body)
+			}
+
+			p, d, other := newStandIn(t, "P"), newStandIn(t, "D"), newStandIn(t, "D2")
+			_, url = front(t, Config{Backend: limits, Retries: 1}, []*standIn{p}, []*standIn{d, other})
+			d.set(silentAfter(half, cut))
+			for range 4 {
+				if status, _, body := post(t, url+"/v1/completions", `{"prompt":"a"}`); status != http.StatusOK || !strings.Contains(body, "echo of") {
+					t.Errorf("with another D: %d %s", status, body)
+				}
+			}
+			if b, _ := d.got(); len(b) == 0 {
+				t.Error("the D that never ends was not asked")
+			}
+		})
+	}
+}
