@@ -140,6 +140,5 @@ func (e *Engine) shut(cause error) {
 		}
 	}
 	e.carry(now)
-	e.recoveries.flush()
 	e.publish(now)
 }

@@ -12,7 +12,6 @@ import (
 
 	"tandem/internal/connector"
 	"tandem/internal/engine"
-	"tandem/internal/kv"
 	"tandem/internal/server"
 )
 
@@ -214,9 +213,9 @@ func (t *Engine) connectorMetrics() {
 			size.Observe(float64(x.Bytes))
 			pieces.Observe(float64(x.Tiles))
 		},
-		Failed:       func(kv.EngineID, connector.LoadClass) { failed.Inc() },
+		Failed:       func(connector.LoadClass) { failed.Inc() },
 		Expired:      func() { expired.Inc() },
-		ReturnFailed: func(kv.EngineID) { notices.Inc() },
+		ReturnFailed: func() { notices.Inc() },
 		Handshake: func(ok bool, d time.Duration) {
 			outcome := "failed"
 			if ok {
