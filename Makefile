@@ -20,7 +20,7 @@ FUZZTIME ?= 10s
 
 export CGO_ENABLED ?= 0
 
-.PHONY: help build up test model race invariants lint bench fuzz mutants mutants-nightly golden gen gen-check e2e faults conform tidy-check ci clean
+.PHONY: help build up test sim sim-nightly model race invariants lint bench fuzz mutants mutants-nightly golden gen gen-check e2e faults conform tidy-check ci clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,21 @@ race: model ## the concurrent packages under the race detector (needs gcc)
 
 invariants: model ## the same packages with expensive checks after every step
 	$(GO) test -tags invariants $(RACE_PKGS)
+
+# make sim SEED=123 TRACE=1 runs one seed and prints every event.
+SEEDS ?= 20000
+FIRST ?= 1
+SIM   := $(GO) test -count=1 -timeout 0 -v ./test/simulation -run TestSeeds
+
+sim: ## simulated P/D systems under SEEDS (20000) seeds; SEED=N TRACE=1 replays one
+ifdef SEED
+	$(SIM) -seed $(SEED) $(if $(TRACE),-trace)
+else
+	$(SIM) -seeds $(SEEDS) -first $(FIRST)
+endif
+
+sim-nightly: ## the same with fresh seeds, until a seed fails or somebody stops it
+	$(SIM) -first $$(date +%s)00000 -forever
 
 golden: model ## the golden rules on every kernel path, with distances printed
 	$(GO) test -count=1 -v -timeout 40m ./test/golden -all

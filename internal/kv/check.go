@@ -5,6 +5,18 @@ import "fmt"
 // Holds tells whether b is in the prefix index.
 func (p *Pool) Holds(b BlockID) bool { return p.blocks[b].id != 0 }
 
+// An Entry is what the prefix index says of one block.
+type Entry struct {
+	ID, Parent Chain   // of the prefix that ends with the block, and of the one before it
+	Tokens     []Token // of the block; valid until it is evicted
+}
+
+// Entry returns what the prefix index says of b, and false when b is not in it.
+func (p *Pool) Entry(b BlockID) (Entry, bool) {
+	x := &p.blocks[b]
+	return Entry{x.id, x.parent, p.held(b)}, x.id != 0
+}
+
 // Check verifies every invariant of the pool: the free list holds exactly the
 // blocks without references, the buckets exactly the indexed ones. It takes
 // time in proportion to the pool; tests and builds with the invariants tag

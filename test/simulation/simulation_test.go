@@ -1,0 +1,126 @@
+package simulation
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+var (
+	seeds    = flag.Int("seeds", 400, "run so many seeds")
+	first    = flag.Uint64("first", 1, "the first of them")
+	requests = flag.Int("requests", 20, "requests of a seed, at least")
+	one      = flag.Uint64("seed", 0, "run this seed alone")
+	trace    = flag.Bool("trace", false, "with -seed: print every event")
+	forever  = flag.Bool("forever", false, "run until told to stop")
+)
+
+// enough is how many seeds must meet every edge and every fault often enough.
+const enough = 20_000
+
+// Every promise holds under every seed.
+func TestSeeds(t *testing.T) {
+	if *one != 0 {
+		replay(t, *one)
+		return
+	}
+	workers := runtime.GOMAXPROCS(0)
+	runners, done, err := Runners(workers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := done(); err != nil {
+			t.Error(err)
+		}
+	}()
+	began := time.Now()
+	var (
+		next   atomic.Uint64
+		mu     sync.Mutex
+		wg     sync.WaitGroup
+		total  = NewCoverage()
+		broken *BrokenError
+	)
+	for _, r := range runners {
+		wg.Go(func() {
+			cover := NewCoverage()
+			for {
+				n := next.Add(1) - 1
+				if n > 0 && n%enough == 0 {
+					t.Logf("%d seeds, %v", n, time.Since(began).Round(time.Second))
+				}
+				mu.Lock()
+				stop := broken != nil
+				mu.Unlock()
+				if stop || n >= uint64(*seeds) && !*forever {
+					break
+				}
+				if v := r.Run(*first+n, Options{Requests: *requests}, cover); v != nil {
+					mu.Lock()
+					if broken == nil || v.Seed < broken.Seed {
+						broken = v
+					}
+					mu.Unlock()
+				}
+			}
+			mu.Lock()
+			total.Add(cover)
+			mu.Unlock()
+		})
+	}
+	wg.Wait()
+	if broken != nil {
+		report(t, runners[0], broken)
+		return
+	}
+	t.Logf("%d seeds, %v", *seeds, time.Since(began).Round(time.Millisecond))
+	var out bytes.Buffer
+	problems := total.Report(&out)
+	t.Log(out.String())
+	if *seeds >= enough {
+		for _, p := range problems {
+			t.Error(p)
+		}
+	}
+}
+
+// replay runs one seed.
+func replay(t *testing.T, seed uint64) {
+	runners, done, err := Runners(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := done(); err != nil {
+			t.Error(err)
+		}
+	}()
+	opt := Options{Requests: *requests}
+	if *trace {
+		opt.Trace = os.Stdout
+	}
+	cover := NewCoverage()
+	if v := runners[0].Run(seed, opt, cover); v != nil {
+		report(t, runners[0], v)
+		return
+	}
+	var out bytes.Buffer
+	cover.Report(&out)
+	t.Log(out.String())
+}
+
+// report says what was broken and how it comes about.
+func report(t *testing.T, r *Runner, v *BrokenError) {
+	t.Helper()
+	t.Errorf("%v\n%s", v, v.Stack)
+	mask, w := r.Shrink(v, Options{Requests: *requests})
+	var out bytes.Buffer
+	r.Run(w.Seed, Options{Requests: *requests, Mask: mask, Trace: &out}, NewCoverage())
+	t.Logf("shrunk:\n%s", out.String())
+}
