@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"tandem/internal/guard"
 	"tandem/internal/kv"
 	"tandem/internal/transfer"
 )
@@ -69,61 +70,6 @@ type Config struct {
 	Metrics Metrics
 }
 
-// A Transfer is one completed read from one rank of a peer.
-type Transfer struct {
-	Bytes    int // that landed and matched
-	Tiles    int
-	Duration time.Duration // from posting to the end
-	Post     time.Duration // of posting
-	Path     string
-}
-
-// Metrics receives what happens. Nil functions are skipped; none may block.
-type Metrics struct {
-	Transfer     func(Transfer)
-	Failed       func(LoadClass)                  // a load, by class
-	Expired      func()                           // a lease ran out on P, or D met one that had
-	ReturnFailed func()                           // a return that P never acknowledged
-	Handshake    func(ok bool, d time.Duration)   // one attempt
-	Loaded       func(tiles int, d time.Duration) // a load that ended with every tile valid
-}
-
-func (m *Metrics) transfer(t Transfer) {
-	if m.Transfer != nil {
-		m.Transfer(t)
-	}
-}
-
-func (m *Metrics) failed(c LoadClass) {
-	if m.Failed != nil {
-		m.Failed(c)
-	}
-}
-
-func (m *Metrics) expired() {
-	if m.Expired != nil {
-		m.Expired()
-	}
-}
-
-func (m *Metrics) returnFailed() {
-	if m.ReturnFailed != nil {
-		m.ReturnFailed()
-	}
-}
-
-func (m *Metrics) handshake(ok bool, d time.Duration) {
-	if m.Handshake != nil {
-		m.Handshake(ok, d)
-	}
-}
-
-func (m *Metrics) loaded(tiles int, d time.Duration) {
-	if m.Loaded != nil {
-		m.Loaded(tiles, d)
-	}
-}
-
 // minToken is the shortest cluster token, in bytes.
 const minToken = 16
 
@@ -173,5 +119,6 @@ func (c *Config) fill() error {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+	c.Metrics.guard = guard.NewHooks("connector", c.Log)
 	return nil
 }

@@ -30,6 +30,8 @@ type Connector struct {
 	leases *leaseLoop
 	peers  *peerLoop
 
+	failures *failureLog
+
 	reports chan LoadReport
 	closed  chan struct{}    // Run has begun to end
 	jobs    sync.WaitGroup   // loads and returns
@@ -70,7 +72,7 @@ func newConnector(cfg Config, inc Incarnation, n Network) *Connector {
 	c := &Connector{
 		cfg: cfg, net: n, layout: cfg.Arenas[0].Layout(), tp: len(cfg.Arenas), incarnation: inc, epoch: firstEpoch,
 		reports: make(chan LoadReport, 256), closed: make(chan struct{}), track: make(chan trackChange),
-		loads: map[kv.RequestID]context.CancelFunc{},
+		loads: map[kv.RequestID]context.CancelFunc{}, failures: newFailureLog(cfg.Log),
 	}
 	c.leases = newLeaseLoop(cfg.Metrics, c.sums)
 	c.scope, c.end = context.WithCancel(context.Background())
@@ -110,6 +112,7 @@ func (c *Connector) Run(ctx context.Context) error {
 	loops.Go(func() { c.leases.run(inner, table) })
 	loops.Go(func() { c.peers.run(inner, core.NewPeerTable[*view](c.cfg.PeerIdle)) })
 	loops.Go(func() { c.beat(inner) })
+	loops.Go(func() { c.failures.run(inner) })
 	failed := make(chan error, 1)
 	loops.Go(func() { failed <- c.net.Run(inner) })
 
@@ -237,15 +240,10 @@ func (c *Connector) finish(l *load, r *core.LoadResult) {
 	switch {
 	case r.Err != nil:
 		rep.Err = &LoadError{Peer: h.EngineID, Class: r.Class, Tiles: rep.Invalid, Err: r.Err}
-		c.cfg.Metrics.failed(r.Class)
+		c.loadFailed(&l.spec, &rep)
 		if errors.Is(r.Err, core.ErrExpired) {
 			c.cfg.Metrics.expired()
 		}
-		c.log().Error("KV transfer failure",
-			"failure_type", string(r.Class), "request_id", string(l.spec.ID), "engine_id", string(c.cfg.EngineID),
-			"remote_engine_id", string(h.EngineID), "remote_request_id", h.RequestID, "remote_addr", h.Addr,
-			"lease", h.Lease.String(), "tiles", len(r.Valid), "invalid_tiles", len(rep.Invalid),
-			"invalid_sample", rep.Invalid[:min(len(rep.Invalid), 10)], "path", l.path, "duration", rep.Duration, "error", r.Err)
 	case !r.Canceled:
 		c.cfg.Metrics.loaded(rep.Valid, rep.Duration)
 	}

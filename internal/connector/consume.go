@@ -12,9 +12,10 @@ import (
 
 // A LoadSpec says what a load reads and where to.
 type LoadSpec struct {
-	ID      kv.RequestID
-	Handoff *Handoff
-	Prompt  []kv.Token
+	ID       kv.RequestID
+	ClientID string // a label for logs
+	Handoff  *Handoff
+	Prompt   []kv.Token
 
 	// Local is the request's block table. Its blocks from tile FromTile to
 	// ToTile-1 belong to the load until its report.
@@ -51,9 +52,7 @@ func (c *Connector) Load(s LoadSpec) {
 		rep.Invalid = append(rep.Invalid, i)
 	}
 	rep.Err = &LoadError{Peer: s.Handoff.EngineID, Class: ClassSetup, Tiles: rep.Invalid, Err: err}
-	c.cfg.Metrics.failed(ClassSetup)
-	c.log().Error("KV transfer failure", "failure_type", string(ClassSetup), "request_id", string(s.ID),
-		"remote_engine_id", string(s.Handoff.EngineID), "lease", s.Handoff.Lease.String(), "error", err)
+	c.loadFailed(&s, &rep)
 	if !c.spawn(func(context.Context) { c.deliver(rep) }) {
 		c.deliver(rep)
 	}
@@ -155,9 +154,7 @@ func (c *Connector) giveBack(id kv.RequestID, h *Handoff) {
 				pause *= 2
 				continue
 			}
-			c.cfg.Metrics.returnFailed()
-			c.log().Warn("KV lease not returned; it ends at its deadline",
-				"remote_engine_id", string(h.EngineID), "remote_addr", h.Addr, "lease", h.Lease.String(), "error", err)
+			c.returnFailed(h, err)
 			return
 		}
 	})

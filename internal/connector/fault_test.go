@@ -354,7 +354,7 @@ func TestExpiredLeaseIsNeverRead(t *testing.T) {
 	expired, classes := 0, map[LoadClass]int{}
 	count := func(c *Config) {
 		c.Metrics.Expired = func() { mu.Lock(); expired++; mu.Unlock() }
-		c.Metrics.Failed = func(class LoadClass) { mu.Lock(); classes[class]++; mu.Unlock() }
+		c.Metrics.Failed = func(_ kv.EngineID, class LoadClass) { mu.Lock(); classes[class]++; mu.Unlock() }
 	}
 	p := f.engine(t, "p:1", 1, 1, 16, count, func(c *Config) { c.LeaseDuration = time.Millisecond })
 	d := f.engine(t, "d:1", 1, 1, 16, count)

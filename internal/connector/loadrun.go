@@ -251,9 +251,9 @@ func (l *load) readLink(ctx context.Context, at int, local, remote []int32) {
 	}
 	moved := good * k.Heads * l.c.layout.HeadBytes() * l.c.layout.Layers
 	l.bytes.Add(int64(moved))
-	if good > 0 {
+	if good == len(verified) {
 		l.c.cfg.Metrics.transfer(Transfer{
-			Bytes: moved, Tiles: good, Duration: time.Since(start), Post: posted, Path: l.path,
+			Peer: l.spec.Handoff.EngineID, Bytes: moved, Tiles: good, Pieces: good * k.Strides(l.c.layout, l.view.hello.Heads).Pieces, Duration: time.Since(start), Post: posted, Path: l.path,
 		})
 	}
 	l.events <- core.LoadReadEvent{

@@ -140,5 +140,6 @@ func (e *Engine) shut(cause error) {
 		}
 	}
 	e.carry(now)
+	e.recoveries.flush()
 	e.publish(now)
 }

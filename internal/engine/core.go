@@ -148,7 +148,7 @@ func (c *core) next(now time.Time) bool {
 		c.start(ch.g, now)
 		c.loads[l.ID] = ch.g
 		c.do(effect{kind: doLoad, g: ch.g, load: connector.LoadSpec{
-			ID: l.ID, Handoff: ch.g.req.Handoff, Prompt: ch.g.req.Prompt,
+			ID: l.ID, ClientID: ch.g.req.ClientID, Handoff: ch.g.req.Handoff, Prompt: ch.g.req.Prompt,
 			Local: l.Blocks, FromTile: l.FromTile, ToTile: l.ToTile,
 		}})
 	}

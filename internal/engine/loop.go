@@ -45,9 +45,10 @@ type Engine struct {
 	log   *slog.Logger
 
 	// Owned by the loop.
-	core  *core
-	model Model
-	spare []event // the inbox's other buffer
+	core       *core
+	recoveries *recoveries
+	model      Model
+	spare      []event // the inbox's other buffer
 
 	wake chan struct{}
 	done chan struct{} // closed when Run has returned
@@ -92,6 +93,7 @@ func New(cfg Config) (*Engine, error) {
 		wake: make(chan struct{}, 1), done: make(chan struct{}), sign: newSign(),
 		warmer: newWarmer(pool, cfg.Model.Arenas()),
 	}
+	e.recoveries = newRecoveries(e.log)
 	e.core = newCore(sched.New(sc), cfg.Policy, e.info.EOS, &e.cfg.Metrics)
 	e.limit = e.core.sched.Limit()
 	e.publish(time.Now())
@@ -331,13 +333,17 @@ func (e *Engine) channels() (<-chan connector.LoadReport, <-chan []kv.BlockID) {
 
 // rest waits for the next event.
 func (e *Engine) rest(ctx context.Context, reports <-chan connector.LoadReport, freed <-chan []kv.BlockID) {
+	timer, stop := e.recoveries.timer()
+	defer stop()
 	select {
 	case <-ctx.Done():
 	case <-e.wake:
 	case r := <-reports:
-		e.reported(r, reports)
+		e.reported(r, reports, time.Now())
 	case b := <-freed:
 		e.core.sched.Release(b)
+	case <-timer:
+		e.recoveries.tell(time.Now())
 	}
 }
 
@@ -363,9 +369,10 @@ func (e *Engine) events(now time.Time, reports <-chan connector.LoadReport, free
 	}
 	select {
 	case r := <-reports:
-		e.reported(r, reports)
+		e.reported(r, reports, now)
 	default:
 	}
+	e.recoveries.tell(now)
 }
 
 func (e *Engine) event(ev *event, now time.Time) {
@@ -390,9 +397,9 @@ func (e *Engine) event(ev *event, now time.Time) {
 	}
 }
 
-// reported takes a load report and those that came with it, and logs once how
-// many requests are computed here instead.
-func (e *Engine) reported(r connector.LoadReport, more <-chan connector.LoadReport) {
+// reported takes a load report and those that came with it, and notes how many
+// requests are computed here instead.
+func (e *Engine) reported(r connector.LoadReport, more <-chan connector.LoadReport, now time.Time) {
 	requests, tokens := 0, 0
 	for {
 		if n := e.core.loaded(r); n > 0 {
@@ -407,9 +414,7 @@ func (e *Engine) reported(r connector.LoadReport, more <-chan connector.LoadRepo
 	}
 	if requests > 0 {
 		e.cfg.Metrics.Recovered(requests, tokens)
-		//nolint:sloglint // vLLM's line, which people search for as it is
-		e.log.Warn(fmt.Sprintf("Recovered from KV load failure: %d request(s) rescheduled (%d tokens affected).",
-			requests, tokens))
+		e.recoveries.add(requests, tokens, now)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"tandem/internal/connector"
 	"tandem/internal/engine"
+	"tandem/internal/kv"
 	"tandem/internal/server"
 )
 
@@ -213,9 +214,9 @@ func (t *Engine) connectorMetrics() {
 			size.Observe(float64(x.Bytes))
 			pieces.Observe(float64(x.Tiles))
 		},
-		Failed:       func(connector.LoadClass) { failed.Inc() },
+		Failed:       func(kv.EngineID, connector.LoadClass) { failed.Inc() },
 		Expired:      func() { expired.Inc() },
-		ReturnFailed: func() { notices.Inc() },
+		ReturnFailed: func(kv.EngineID) { notices.Inc() },
 		Handshake: func(ok bool, d time.Duration) {
 			outcome := "failed"
 			if ok {

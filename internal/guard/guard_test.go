@@ -1,0 +1,111 @@
+package guard
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A stuck handler waits until the test lets it go.
+type stuck struct {
+	slog.Handler
+	entered chan struct{}
+	let     chan struct{}
+}
+
+func (s *stuck) Handle(ctx context.Context, r slog.Record) error {
+	s.entered <- struct{}{}
+	<-s.let
+	return s.Handler.Handle(ctx, r)
+}
+
+func TestPanicsOfHooksEndInOneLine(t *testing.T) {
+	var out bytes.Buffer
+	g := NewHooks("test", slog.New(slog.NewTextHandler(&out, nil)))
+	calls := 0
+	for range 3 {
+		func() {
+			defer g.Catch()
+			calls++
+			panic("no such label")
+		}()
+	}
+	if calls != 3 || strings.Count(out.String(), "no such label") != 1 {
+		t.Errorf("%d calls: %s", calls, out.String())
+	}
+}
+
+func TestCallersNeverWaitForALine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		s := &stuck{slog.NewTextHandler(&out, nil), make(chan struct{}), make(chan struct{})}
+		h := NewLogs(s)
+		slog.New(h).Info("first")
+		log := slog.New(h).With("part", "engine").WithGroup("g") // not stuck
+		<-s.entered                                              // the goroutine holds a line now
+		for i := range queued + 7 {
+			log.Info("line", "i", i)
+		}
+		if h.Lost() != 7 {
+			t.Errorf("%d lines lost", h.Lost())
+		}
+		close(s.let)
+		h.Close()
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		if len(lines) != queued+1 || !strings.Contains(lines[1], "part=engine g.i=0 g.dropped_lines=7") || strings.Count(out.String(), "dropped_lines") != 1 {
+			t.Errorf("%d lines, the second is %s", len(lines), lines[1])
+		}
+		for i, l := range lines[1:] {
+			if !strings.Contains(l, fmt.Sprintf("g.i=%d", i)) {
+				t.Fatalf("line %d: %s", i, l)
+			}
+		}
+		log.Info("too late")
+		h.Close()
+		if h.Lost() != 8 {
+			t.Errorf("%d lines lost", h.Lost())
+		}
+	})
+}
+
+func TestCloseLeavesAStuckHandlerBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &stuck{slog.NewTextHandler(&bytes.Buffer{}, nil), make(chan struct{}), make(chan struct{})}
+		h := NewLogs(s)
+		slog.New(h).Info("x")
+		<-s.entered
+		began := time.Now()
+		h.Close()
+		if d := time.Since(began); d != closing {
+			t.Errorf("closed after %v", d)
+		}
+		close(s.let)
+	})
+}
+
+type broken struct{ slog.Handler }
+
+func (b broken) Handle(ctx context.Context, r slog.Record) error {
+	if r.Message == "bad" {
+		panic("handler")
+	}
+	return b.Handler.Handle(ctx, r)
+}
+
+func TestAPanicCostsItsLine(t *testing.T) {
+	var out bytes.Buffer
+	h := NewLogs(broken{slog.NewTextHandler(&out, nil)})
+	log := slog.New(h)
+	log.Info("one")
+	log.Info("bad")
+	log.Info("two")
+	h.Close()
+	if h.Lost() != 1 || strings.Count(out.String(), "\n") != 2 || !strings.Contains(out.String(), "msg=two") {
+		t.Errorf("lost %d: %s", h.Lost(), out.String())
+	}
+}

@@ -1,0 +1,113 @@
+package guard
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// queued is how many lines wait at most; more are dropped and counted.
+const queued = 1024
+
+// closing bounds how long Close waits for a handler that is stuck.
+const closing = 2 * time.Second
+
+// Logs is a slog.Handler whose callers never wait: lines go through a bounded
+// queue to one goroutine, which hands them to another handler in order. Lines
+// that find no room are dropped; the next line that is written says how many. A
+// panic of the handler costs its line.
+type Logs struct {
+	*sink
+	to slog.Handler
+}
+
+// sink is what a handler and those made from it share.
+type sink struct {
+	lines   chan line
+	dropped atomic.Uint64
+	lost    atomic.Uint64 // all that were dropped, and those whose handler panicked
+	done    chan struct{}
+
+	mu     sync.RWMutex // of closing lines
+	closed bool
+}
+
+type line struct {
+	to slog.Handler
+	r  slog.Record
+}
+
+// NewLogs returns a handler in front of to. Close ends its goroutine.
+func NewLogs(to slog.Handler) *Logs {
+	s := &sink{lines: make(chan line, queued), done: make(chan struct{})}
+	go s.write()
+	return &Logs{s, to}
+}
+
+// Enabled implements slog.Handler.
+func (l *Logs) Enabled(ctx context.Context, level slog.Level) bool { return l.to.Enabled(ctx, level) }
+
+// WithAttrs implements slog.Handler.
+func (l *Logs) WithAttrs(attrs []slog.Attr) slog.Handler { return &Logs{l.sink, l.to.WithAttrs(attrs)} }
+
+// WithGroup implements slog.Handler.
+func (l *Logs) WithGroup(name string) slog.Handler { return &Logs{l.sink, l.to.WithGroup(name)} }
+
+// Handle implements slog.Handler. It returns at once.
+func (l *Logs) Handle(_ context.Context, r slog.Record) error {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if l.closed {
+		l.lost.Add(1)
+		return nil
+	}
+	select {
+	case l.lines <- line{l.to, r.Clone()}:
+	default:
+		l.dropped.Add(1)
+		l.lost.Add(1)
+	}
+	return nil
+}
+
+// Lost returns how many lines were never written.
+func (l *Logs) Lost() uint64 { return l.lost.Load() }
+
+// write hands lines on until the queue is closed and empty.
+func (s *sink) write() {
+	defer close(s.done)
+	for x := range s.lines {
+		if n := s.dropped.Swap(0); n > 0 {
+			x.r.AddAttrs(slog.Uint64("dropped_lines", n))
+		}
+		s.handle(x)
+	}
+}
+
+func (s *sink) handle(x line) {
+	defer func() {
+		if recover() != nil {
+			s.lost.Add(1)
+		}
+	}()
+	_ = x.to.Handle(context.Background(), x.r) // nobody could be told
+}
+
+// Close writes what waits and ends the goroutine. A handler that is stuck is left
+// behind after two seconds. Lines that come later are dropped.
+func (l *Logs) Close() {
+	l.mu.Lock()
+	if !l.closed {
+		l.closed = true
+		close(l.lines)
+	}
+	l.mu.Unlock()
+	t := time.NewTimer(closing)
+	defer t.Stop()
+	select {
+	case <-l.done:
+	case <-t.C:
+	}
+}
