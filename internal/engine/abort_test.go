@@ -19,8 +19,9 @@ import (
 // gate is a model whose steps wait for the test.
 type gate struct {
 	*sim.Model
-	steps   chan struct{} // a value lets one step run; closed: all
-	entered chan int      // told the sequences of each step
+	steps   chan struct{} // a value lets one step run; closed: all; nil: no wait
+	end     sync.Once
+	entered chan int // told the sequences of each step
 	edit    func(rows [][]float32) ([][]float32, error)
 }
 
@@ -46,7 +47,42 @@ func startGate(t *testing.T, mc sim.Config, cfg Config, edit func(rows [][]float
 	}
 	g := &gate{Model: m, edit: edit}
 	cfg.Model = g
-	return startModel(t, m, cfg), g
+	b := startModel(t, m, cfg)
+	t.Cleanup(g.over) // before the engine's end
+	return b, g
+}
+
+// step lets n steps run. Where there is no work for as many it does not return.
+func (g *gate) step(n int) {
+	for range n {
+		g.steps <- struct{}{}
+	}
+}
+
+// over lets all further steps run.
+func (g *gate) over() {
+	if g.steps != nil {
+		g.end.Do(func() { close(g.steps) })
+	}
+}
+
+// open lets steps run until the returned function is called.
+func (g *gate) open() (shut func()) {
+	over, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case g.steps <- struct{}{}:
+			case <-over:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(over)
+		<-done
+	}
 }
 
 // drain reads a stream to its end and returns its error.
@@ -69,33 +105,52 @@ func drain(t *testing.T, s *Stream) error {
 	}
 }
 
-// An abort in any state gives everything back.
+// An abort in any state gives everything back. D's steps are let run one by one,
+// so that the request is still in that state when it is aborted.
 func TestAbortInEveryState(t *testing.T) {
-	states := map[string]func(t *testing.T, x *pair) *Stream{
-		"just submitted": func(t *testing.T, x *pair) *Stream { return x.submit(t, greedy(prompt(60, 1), 100)) },
-		"prefilling": func(t *testing.T, x *pair) *Stream {
-			return x.submit(t, greedy(prompt(900, 1), 100))
+	type world struct {
+		pair
+		g *gate
+	}
+	reached := func(t *testing.T, x *world, running, waiting int) {
+		t.Helper()
+		if s := x.d.Status().Stats; s.Running < running || s.Waiting < waiting {
+			t.Fatalf("%+v, want %d running and %d waiting", s, running, waiting)
+		}
+	}
+	states := map[string]func(t *testing.T, x *world) *Stream{
+		"just submitted": func(t *testing.T, x *world) *Stream { return x.submit(t, greedy(prompt(60, 1), 100)) },
+		"prefilling": func(t *testing.T, x *world) *Stream {
+			s := x.submit(t, greedy(prompt(900, 1), 100)) // 15 steps
+			x.g.step(3)
+			reached(t, x, 1, 0)
+			return s
 		},
-		"decoding": func(t *testing.T, x *pair) *Stream {
+		"decoding": func(t *testing.T, x *world) *Stream {
 			s := x.submit(t, greedy(prompt(20, 1), 3000))
+			x.g.step(5)
 			next(t, s, 3)
 			return s
 		},
-		"choices": func(t *testing.T, x *pair) *Stream {
+		"choices": func(t *testing.T, x *world) *Stream {
 			r := seeded(prompt(20, 1), 2000, 1)
 			r.N = 5
 			s := x.submit(t, r)
+			x.g.step(12)
 			next(t, s, 9)
 			return s
 		},
-		"queued behind others": func(t *testing.T, x *pair) *Stream {
+		"queued behind others": func(t *testing.T, x *world) *Stream {
 			for i := range 4 {
 				s := x.submit(t, greedy(prompt(30, i), 30))
 				t.Cleanup(s.Close)
 			}
-			return x.submit(t, greedy(prompt(20, 9), 10))
+			s := x.submit(t, greedy(prompt(20, 9), 10))
+			x.g.step(3)
+			reached(t, x, 2, 3)
+			return s
 		},
-		"loading": func(t *testing.T, x *pair) *Stream {
+		"loading": func(t *testing.T, x *world) *Stream {
 			if x.dl.hold == nil {
 				x.dl.hold, x.dl.posted = make(chan struct{}), make(chan kv.RequestID, 1)
 			}
@@ -105,38 +160,46 @@ func TestAbortInEveryState(t *testing.T) {
 			<-x.dl.posted
 			return s
 		},
-		"loaded": func(t *testing.T, x *pair) *Stream {
+		"loaded": func(t *testing.T, x *world) *Stream {
 			r := greedy(prompt(100, 1), 3000)
 			r.Handoff = x.prefill(t, r)
 			s := x.submit(t, r)
+			x.g.step(2)
 			next(t, s, 1)
 			if _, _, _, tracked, _ := x.dl.counts(); tracked != 0 {
 				t.Error("the lease of a finished load is renewed")
 			}
 			return s
 		},
-		"hand-off waits in the queue": func(t *testing.T, x *pair) *Stream {
+		"hand-off waits in the queue": func(t *testing.T, x *world) *Stream {
 			for i := range 4 {
 				s := x.submit(t, greedy(prompt(400, i), 30))
 				t.Cleanup(s.Close)
 			}
 			r := greedy(prompt(100, 1), 10)
 			r.Handoff = x.prefill(t, r)
-			return x.submit(t, r)
+			s := x.submit(t, r)
+			x.g.step(3)
+			reached(t, x, 1, 3) // ours is the last
+			return s
 		},
 	}
 	for name, make := range states {
 		t.Run(name, func(t *testing.T) {
-			x := startPair(t, sim.Config{}, sim.Config{Blocks: 256}, Config{}, Config{MaxSeqs: 2, MaxBatchedTokens: 64})
+			var x world
+			x.pair, x.g = startHeldPair(t, sim.Config{}, sim.Config{Blocks: 256}, Config{}, Config{MaxSeqs: 2, MaxBatchedTokens: 64})
 			for range 3 {
 				s := make(t, &x)
 				s.Abort("test")
 				s.Abort("again")
-				if err := drain(t, s); err != nil && !errors.Is(err, ErrAborted) {
+				shut := x.g.open()
+				if err := drain(t, s); !errors.Is(err, ErrAborted) {
 					t.Errorf("after the abort: %v", err)
 				}
 				s.Close()
+				shut()
 			}
+			x.g.over()
 			want := x.p.run(t, greedy(prompt(50, 7), 5))
 			equal(t, "another request", x.d.run(t, greedy(prompt(50, 7), 5)).tokens, want.tokens)
 			x.settled(t)
@@ -164,7 +227,8 @@ func next(t *testing.T, s *Stream, n int) {
 
 // Client ids are labels: twenty equal ones run side by side.
 func TestEqualClientIDs(t *testing.T) {
-	b := start(t, sim.Config{}, Config{})
+	b, g := startGate(t, sim.Config{}, Config{}, nil)
+	g.steps = make(chan struct{})
 	var wg sync.WaitGroup
 	var victim *Stream
 	for i := range 20 {
@@ -187,8 +251,10 @@ func TestEqualClientIDs(t *testing.T) {
 			}
 		})
 	}
+	g.step(6) // three until the last prompt is computed
 	next(t, victim, 2)
 	victim.Abort("one of twenty")
+	g.over()
 	if err := drain(t, victim); !errors.Is(err, ErrAborted) {
 		t.Errorf("the aborted one: %v", err)
 	}
@@ -232,21 +298,24 @@ func TestSlowReaders(t *testing.T) {
 
 // A row that is not finite ends its request, a step that fails the engine.
 func TestModelFailures(t *testing.T) {
-	b, _ := startGate(t, sim.Config{}, Config{}, func(rows [][]float32) ([][]float32, error) {
+	b, g := startGate(t, sim.Config{}, Config{}, func(rows [][]float32) ([][]float32, error) {
 		if len(rows) > 1 {
 			rows[0][5] = float32(math.NaN())
 		}
 		return rows, nil
 	})
-	a, err := b.Submit(t.Context(), greedy(prompt(10, 1), 2000))
+	g.steps = make(chan struct{})
+	a, err := b.Submit(t.Context(), greedy(prompt(10, 1), 50))
 	if err != nil {
 		t.Fatal(err)
 	}
+	g.step(1)
 	next(t, a, 1)
 	second, err := b.Submit(t.Context(), greedy(prompt(10, 2), 5))
 	if err != nil {
 		t.Fatal(err)
 	}
+	g.over()
 	if err := drain(t, a); err == nil || !strings.Contains(err.Error(), "not finite") {
 		t.Errorf("NaN: %v", err)
 	}
@@ -335,7 +404,7 @@ func TestDrainAndOverload(t *testing.T) {
 	if _, err := b.Submit(t.Context(), greedy(prompt(5, 1), 4)); !errors.Is(err, ErrDraining) {
 		t.Errorf("while draining: %v", err)
 	}
-	close(g.steps)
+	g.over()
 	if n := b.Drain(t.Context()); n != 0 {
 		t.Errorf("%d left after the drain", n)
 	}
@@ -365,7 +434,7 @@ func TestStalled(t *testing.T) {
 	if after := b.Status(); after.Stalled < before+20*time.Millisecond || after.Stats.Running != 1 || after.Live != 1 {
 		t.Errorf("status while held: %+v, %v before", after, before)
 	}
-	close(g.steps)
+	g.over()
 	read(t, s, 1)
 	b.settled(t)
 	if s := b.Status(); s.Stalled != 0 {

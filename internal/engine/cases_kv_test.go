@@ -10,20 +10,19 @@ import (
 	"time"
 
 	"tandem/internal/connector"
+	"tandem/internal/kv"
 	"tandem/internal/sim"
 )
 
 // settles waits, without an event for the engine, until its blocks are free.
-func settles(t *testing.T, b bench, within time.Duration) {
+func settles(t *testing.T, b bench) {
 	t.Helper()
-	for begun := time.Now(); ; runtime.Gosched() {
-		s := b.Status().Stats
-		if s.Leased == 0 && s.Free == s.Blocks {
-			return
+	begun, s := time.Now(), b.Status().Stats
+	for ; s.Leased != 0 || s.Free != s.Blocks; s = b.Status().Stats {
+		if time.Since(begun) > guard {
+			t.Fatalf("after %v: %+v", guard, s)
 		}
-		if time.Since(begun) > within {
-			t.Fatalf("after %v: %+v", within, s)
-		}
+		runtime.Gosched()
 	}
 }
 
@@ -46,7 +45,7 @@ func TestIdleEngineTakesItsBlocksBack(t *testing.T) {
 		if u := d.run(t, r).last.Usage; u.Loaded == 0 {
 			t.Fatalf("nothing was read: %+v", u)
 		}
-		settles(t, p, 20*time.Second) // a guard below the lease's 30 s
+		settles(t, p) // the lease has an hour
 		if n := p.Status().Stats.Prompt; n != steps {
 			t.Errorf("P computed %d tokens meanwhile", n-steps)
 		}
@@ -57,25 +56,28 @@ func TestIdleEngineTakesItsBlocksBack(t *testing.T) {
 // on by themselves; what was sent already is neither lost nor sent twice.
 func TestPreemptedAfterTheLoadGoesOnAlone(t *testing.T) {
 	one := start(t, sim.Config{}, Config{})
-	var preempted atomic.Int64
-	x := startPair(t, sim.Config{}, sim.Config{Blocks: 10, PerStep: 100 * time.Microsecond}, Config{}, Config{
-		NoPrefixCache: true, Metrics: Metrics{Preempted: func(n int) { preempted.Add(int64(n)) }},
+	preempted := 0
+	x, g := startHeldPair(t, sim.Config{}, sim.Config{Blocks: 10}, Config{}, Config{
+		NoPrefixCache: true, Metrics: Metrics{Preempted: func(n int) { preempted += n }},
 	})
-	const n = 4
+	x.dl.posted, x.dl.hold = make(chan kv.RequestID, 10), make(chan struct{})
+	const n, fit = 4, 2 // two have room for their prompts, and not for their outputs
 	var want []answer
-	var all []Request
+	var all []*Stream
 	for i := range n {
 		r := seeded(prompt(33, i), 60, int64(i))
 		want = append(want, one.run(t, r))
 		r.Handoff = x.prefill(t, r)
-		all = append(all, r)
+		all = append(all, x.submit(t, r))
 	}
+	for range fit {
+		<-x.dl.posted
+	}
+	close(x.dl.hold)
+	x.dl.ended(t, fit) // before the first step is computed: they run side by side
+	g.over()
 	var wg sync.WaitGroup
-	for i, r := range all {
-		s, err := x.d.Submit(t.Context(), r)
-		if err != nil {
-			t.Fatal(err)
-		}
+	for i, s := range all {
 		wg.Go(func() {
 			as, _ := read(t, s, 1)
 			equal(t, fmt.Sprintf("request %d", i), as[0].tokens, want[i].tokens)
@@ -85,10 +87,10 @@ func TestPreemptedAfterTheLoadGoesOnAlone(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if preempted.Load() == 0 {
+	x.settled(t)
+	if preempted == 0 {
 		t.Error("nothing was preempted")
 	}
-	x.settled(t)
 	if _, _, tiles, _, _ := x.dl.counts(); tiles != 2*n {
 		t.Errorf("%d tiles were read, want those of the first %d loads", tiles, n)
 	}

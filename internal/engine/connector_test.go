@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"tandem/internal/connector"
 	"tandem/internal/sim"
@@ -21,7 +22,7 @@ func startLinked(t *testing.T, mc sim.Config, role connector.Role, cfg Config) b
 	info := m.Info()
 	cc := connector.Config{
 		EngineID: "engine", Role: role, Arenas: m.Arenas(), Token: []byte("a token of the cluster"),
-		Listen: "127.0.0.1:0",
+		Listen: "127.0.0.1:0", LeaseDuration: time.Hour,
 	}
 	for _, f := range info.Fingerprint {
 		cc.Fingerprint = append(cc.Fingerprint, connector.Factor(f))

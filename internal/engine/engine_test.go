@@ -6,7 +6,6 @@ import (
 	"io"
 	"math"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	"tandem/internal/kv"
@@ -38,21 +37,25 @@ func TestTokensDoNotDependOnTheBatch(t *testing.T) {
 	}
 	for _, c := range configs {
 		t.Run(c.name, func(t *testing.T) {
-			var preempted atomic.Int64
-			c.cfg.Metrics.Preempted = func(n int) { preempted.Add(int64(n)) }
-			b := start(t, c.model, c.cfg)
-			for round := 0; round == 0 || round < 50 && c.model.Blocks == 12 && preempted.Load() == 0; round++ {
-				var wg sync.WaitGroup
-				for i, n := range lengths {
-					wg.Go(func() {
-						got := b.run(t, seeded(prompt(n, i), 40, int64(i)))
-						equal(t, fmt.Sprintf("prompt of %d", n), got.tokens, want[i].tokens)
-					})
+			preempted := 0
+			c.cfg.Metrics.Preempted = func(n int) { preempted += n }
+			b, g := startGate(t, c.model, c.cfg, nil)
+			g.steps = make(chan struct{})
+			var wg sync.WaitGroup
+			for i, n := range lengths { // they meet: the first step waits for the last request
+				s, err := b.Submit(t.Context(), seeded(prompt(n, i), 40, int64(i)))
+				if err != nil {
+					t.Fatal(err)
 				}
-				wg.Wait()
+				wg.Go(func() {
+					got, _ := read(t, s, 1)
+					equal(t, fmt.Sprintf("prompt of %d", n), got[0].tokens, want[i].tokens)
+				})
 			}
+			g.over()
+			wg.Wait()
 			b.settled(t)
-			if c.model.Blocks == 12 && preempted.Load() == 0 {
+			if c.model.Blocks == 12 && preempted == 0 {
 				t.Error("nothing was preempted")
 			}
 		})
@@ -80,7 +83,7 @@ func TestSeedsInChangingCompany(t *testing.T) {
 			requests = append(requests, r)
 		}
 		got := make([]answer, len(requests))
-		var readers, steps sync.WaitGroup
+		var readers sync.WaitGroup
 		for i, r := range requests { // they meet: the first step waits for the last request
 			s, err := b.Submit(t.Context(), r)
 			if err != nil {
@@ -91,19 +94,9 @@ func TestSeedsInChangingCompany(t *testing.T) {
 				got[i] = as[0]
 			})
 		}
-		over := make(chan struct{})
-		steps.Go(func() {
-			for {
-				select {
-				case g.steps <- struct{}{}:
-				case <-over:
-					return
-				}
-			}
-		})
+		shut := g.open()
 		readers.Wait()
-		close(over)
-		steps.Wait()
+		shut()
 		equal(t, fmt.Sprintf("round %d", round), got[0].tokens, want.tokens)
 	}
 	b.settled(t)
@@ -264,13 +257,15 @@ func TestLogprobs(t *testing.T) {
 }
 
 func TestStopChoice(t *testing.T) {
-	b := start(t, sim.Config{}, Config{MaxOutputs: 10000})
-	r := seeded(prompt(20, 1), 3000, 5)
+	b, g := startGate(t, sim.Config{}, Config{}, nil)
+	g.steps = make(chan struct{})
+	r := seeded(prompt(20, 1), 500, 5)
 	r.N = 2
 	s, err := b.Submit(t.Context(), r)
 	if err != nil {
 		t.Fatal(err)
 	}
+	g.step(4) // both have outputs
 	var finish [2]FinishReason
 	stopped := [2]bool{}
 	for {
@@ -286,6 +281,9 @@ func TestStopChoice(t *testing.T) {
 			s.Stop(o.Choice)
 			s.Stop(o.Choice)
 			s.Stop(17)
+			if stopped == [2]bool{true, true} {
+				g.over()
+			}
 		}
 		if o.Finish != "" {
 			finish[o.Choice] = o.Finish

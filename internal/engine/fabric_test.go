@@ -4,8 +4,10 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"runtime"
 	"slices"
 	"sync"
+	"testing"
 
 	"tandem/internal/connector"
 	"tandem/internal/kv"
@@ -43,6 +45,7 @@ type link struct {
 	revoked  int
 	granted  int
 	tiles    int // that were copied
+	loads    int // whose report waits for the engine, or was taken
 }
 
 func (f *fabric) link(m *sim.Model) *link {
@@ -183,6 +186,26 @@ func (l *link) load(s connector.LoadSpec, cancel chan struct{}) {
 	l.reports <- rep
 	if l.twice {
 		l.reports <- rep
+	}
+	l.mu.Lock()
+	l.loads++
+	l.mu.Unlock()
+}
+
+// ended waits until n loads have reported.
+func (l *link) ended(t *testing.T, n int) {
+	t.Helper()
+	for {
+		l.mu.Lock()
+		got := l.loads
+		l.mu.Unlock()
+		if got >= n {
+			return
+		}
+		if t.Context().Err() != nil {
+			t.Fatal("no report")
+		}
+		runtime.Gosched()
 	}
 }
 

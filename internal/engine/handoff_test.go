@@ -21,19 +21,37 @@ type pair struct {
 
 func startPair(t *testing.T, pm, dm sim.Config, pc, dc Config) pair {
 	t.Helper()
+	return joined(t, pm, dm, pc, dc, nil)
+}
+
+// startHeldPair is a pair whose D steps when the test lets it.
+func startHeldPair(t *testing.T, pm, dm sim.Config, pc, dc Config) (pair, *gate) {
+	t.Helper()
+	g := &gate{steps: make(chan struct{})}
+	return joined(t, pm, dm, pc, dc, g), g
+}
+
+func joined(t *testing.T, pm, dm sim.Config, pc, dc Config, g *gate) pair {
+	t.Helper()
 	f := &fabric{}
-	one := func(mc sim.Config, cfg Config) (bench, *link) {
+	one := func(mc sim.Config, cfg Config, g *gate) (bench, *link) {
 		m, err := sim.New(mc)
 		if err != nil {
 			t.Fatal(err)
 		}
 		l := f.link(m)
 		cfg.Model, cfg.Connector = m, l
-		return startModel(t, m, cfg), l
+		if g == nil {
+			return startModel(t, m, cfg), l
+		}
+		g.Model, cfg.Model = m, g
+		b := startModel(t, m, cfg)
+		t.Cleanup(g.over) // before the engine's end
+		return b, l
 	}
 	var x pair
-	x.p, x.pl = one(pm, pc)
-	x.d, x.dl = one(dm, dc)
+	x.p, x.pl = one(pm, pc, nil)
+	x.d, x.dl = one(dm, dc, g)
 	return x
 }
 

@@ -81,7 +81,7 @@ func TestIdleEngineRests(t *testing.T) {
 	b := start(t, sim.Config{}, Config{})
 	b.run(t, greedy(prompt(5, 1), 2))
 	b.Drain(t.Context())
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(guard)
 	for b.Status().Stalled != 0 {
 		if time.Now().After(deadline) {
 			t.Fatal("the loop does not rest")

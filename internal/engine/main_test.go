@@ -17,6 +17,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// guard ends a test that waits for what never comes.
+const guard = time.Minute
+
 // bench is an engine over a sim model, running until the test ends.
 type bench struct {
 	*Engine
@@ -63,7 +66,7 @@ func (b bench) settled(t *testing.T) {
 	}
 	// The loop has ended: what leases gave back last is still to be taken. None
 	// of it waits for a deadline.
-	limit := time.After(20 * time.Second)
+	limit := time.After(guard)
 	for b.core.sched.Stats().Leased > 0 {
 		select {
 		case blocks := <-b.cfg.Connector.Freed():

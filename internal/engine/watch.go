@@ -46,6 +46,23 @@ func (s *sign) set(up bool) bool {
 	return true
 }
 
+// A watcher tells a loop that hangs from a process that did not run, for example
+// on a machine that was suspended: there the watchdog did not look either.
+type watcher struct {
+	at    int64 // when the turn began, as last seen
+	looks int   // that saw it
+}
+
+// saw takes the beginning of the present turn and reports whether enough looks
+// saw the same one.
+func (w *watcher) saw(at int64) bool {
+	if at != w.at {
+		*w = watcher{at: at}
+	}
+	w.looks++
+	return w.looks >= 4
+}
+
 // watch starts the watchdog of the loop. The returned function ends it.
 func (e *Engine) watch() (end func()) {
 	quit := make(chan struct{})
@@ -53,12 +70,15 @@ func (e *Engine) watch() (end func()) {
 	wg.Go(func() {
 		tick := time.NewTicker(max(time.Millisecond, e.cfg.StallLimit/4))
 		defer tick.Stop()
+		var w watcher
 		for {
 			select {
 			case <-quit:
 				return
 			case <-tick.C:
-				e.look()
+				if w.saw(e.turn.Load()) {
+					e.look()
+				}
 			}
 		}
 	})

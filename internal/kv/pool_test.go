@@ -224,6 +224,9 @@ func TestMisusePanics(t *testing.T) {
 		"ref of free":   func() { p.Ref(b[0]) },
 		"index of free": func() { p.Index(0, b[0], []Token{1, 2}, "") },
 		"empty pool":    func() { NewPool(0, 16) },
+		"empty blocks":  func() { NewPool(4, 0) },
+		"less than no":  func() { NewPool(-1, 16) },
+		"less than one": func() { NewPool(4, -1) },
 	} {
 		func() {
 			defer func() {

@@ -35,7 +35,7 @@ func TestFrozenLoopTurnsHealthRed(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := &held{Model: m, entered: make(chan struct{}, 1), steps: make(chan struct{})}
-	r := startModel(t, h, engine.Config{StallLimit: time.Second}, Config{})
+	r := startModel(t, h, engine.Config{StallLimit: 2 * time.Second}, Config{})
 	answers := make(chan answer)
 	for _, body := range []string{`{"prompt":"a","max_tokens":4}`, `{"prompt":"b","max_tokens":4,"stream":true}`, `{"prompt":["c","d"],"max_tokens":4}`} {
 		go func() { answers <- r.post("/v1/completions", body) }()
@@ -58,7 +58,7 @@ func TestFrozenLoopTurnsHealthRed(t *testing.T) {
 		v, _ := r.do(http.MethodGet, "/server_info", nil).m["stalled_seconds"].(float64)
 		return v
 	}
-	if v := seconds(); v < 1 {
+	if v := seconds(); v < 2 {
 		t.Errorf("seconds without progress: %v", v)
 	}
 	close(h.steps)

@@ -38,7 +38,7 @@ type pkg struct {
 // cases in every run, does not shrink and leaves no files.
 func (p *pkg) flags() []string {
 	if slices.Contains(p.TestImports, "pgregory.net/rapid") || slices.Contains(p.XTestImport, "pgregory.net/rapid") {
-		return []string{"-rapid.nofailfile", "-rapid.shrinktime=1ns", "-rapid.seed=1"}
+		return []string{"-rapid.nofailfile", "-rapid.shrinktime=1ns", "-rapid.seed=1", "-rapid.checks=300"}
 	}
 	return nil
 }

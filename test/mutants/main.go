@@ -126,6 +126,8 @@ func runGenerated(ctx context.Context, out, log io.Writer, only []string, worker
 		return err
 	}
 	began := time.Now()
+	lines := json.NewEncoder(out)
+	lines.SetEscapeHTML(false)
 	count := map[verdict]int{}
 	open := 0
 	var mu sync.Mutex
@@ -161,10 +163,7 @@ func runGenerated(ctx context.Context, out, log io.Writer, only []string, worker
 			if s.Argued = argued[arguedKey(s.File, s.Old, s.New)]; s.Argued == "" {
 				open++
 			}
-			line, err := json.Marshal(s)
-			if err == nil {
-				fmt.Fprintf(out, "%s\n", line)
-			}
+			_ = lines.Encode(s) // to standard output, which shows its own errors
 		})
 		fmt.Fprintf(log, "%s: %d mutants (%v)\n", t.File, len(edits), time.Since(began).Round(time.Second))
 	}

@@ -75,6 +75,7 @@ func TestFlows(t *testing.T) {
 		{"another P", false, 1, steps(picked(p, "p1"), prefilled(broken)), "pick prefill not [p1]", PickingPrefill},
 		{"no retry is left", false, 0, steps(picked(p, "p1"), prefilled(broken)), "answer 500 engine_error", Failed},
 		{"what the client did wrong stays wrong", false, 1, steps(picked(p, "p1"), prefilled(wrong)), "answer 400 engine_error", Failed},
+		{"one retry is one", false, 1, steps(picked(p, "p1"), prefilled(broken), picked(p, "p2"), prefilled(broken)), "answer 500 engine_error", Failed},
 		{"no hand-off", false, 1, steps(picked(p, "p1"), prefilled(fine)), "answer 502 bad_hand_off", Failed},
 		{"another D after a new prefill", false, 1, steps(picked(p, "p1"), prefilled(made), picked(d, "d1"), decoded(silent)),
 			`release {"a":1} at p1, pick prefill not [d1]`, PickingPrefill},

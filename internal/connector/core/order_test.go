@@ -1,0 +1,80 @@
+package core
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+// A busy lease says nothing of what it holds: D keeps what another reads, so it
+// must not hear of tokens or tiles first.
+func TestBusyIsToldBeforeContent(t *testing.T) {
+	table, now := newTestTable(), time.Unix(0, 0)
+	table.Handle(grantOf(1), now)
+	table.Handle(claimOf(1), now)
+	for name, edit := range map[string]func(*ClaimEvent){
+		"other tokens": func(c *ClaimEvent) { c.Digest[0]++ },
+		"other count":  func(c *ClaimEvent) { c.Tokens-- },
+		"other tiles":  func(c *ClaimEvent) { c.To = 9 },
+	} {
+		c := claimOf(1)
+		edit(&c)
+		if e := table.Handle(c, now); e.Verdict != VerdictBusy {
+			t.Errorf("%s: %v", name, e.Verdict)
+		}
+	}
+}
+
+// The first failure names the class, wrong bytes before the error of their read,
+// and a cancelled load has none.
+func TestFirstCauseNamesTheClass(t *testing.T) {
+	now, cut := time.Unix(0, 0), errors.New("cut")
+	bad := LoadReadEvent{Verified: []bool{true, false}, Bad: 1, Err: cut, Class: ClassRead}
+	broken := LoadReadEvent{Read: 1, Verified: []bool{true, false}, Err: cut, Class: ClassGone}
+	for _, c := range []struct {
+		name   string
+		events []any
+		want   LoadClass
+	}{
+		{"wrong bytes, then a broken read", []any{bad, broken}, ClassSum},
+		{"a broken read, then wrong bytes", []any{broken, bad}, ClassGone},
+		{"nobody wants it any more", []any{LoadCancelEvent{}, bad, broken}, ""},
+	} {
+		l := readingLoad(2, 2, now)
+		var r *LoadResult
+		for _, ev := range c.events {
+			if e := l.Handle(ev, now); e.Report != nil {
+				r = e.Report
+			}
+		}
+		if r == nil || r.Class != c.want || r.Valid[1] {
+			t.Errorf("%s: %+v", c.name, r)
+		}
+	}
+}
+
+// A peer that was reached starts afresh: its next failure is the first again.
+func TestPeerThatCameBackStartsAfresh(t *testing.T) {
+	table, now := NewPeerTable[*view](time.Hour), time.Unix(0, 0)
+	key := PeerKey{Addr: "p:1"}
+	shake := func() bool { return len(table.Handle(WantEvent{key, 1, 1}, now).Shake) == 1 }
+	fail := func() { table.Handle(ShookEvent[*view]{Key: key, Err: errors.New("no")}, now) }
+	shake()
+	for range 5 {
+		fail()
+		now = now.Add(time.Hour)
+		if !shake() {
+			table.Handle(PeerTickEvent{}, now)
+		}
+	}
+	v := testView(1)
+	table.Handle(ShookEvent[*view]{Key: key, View: v}, now)
+	table.Handle(PeerLostEvent[*view]{key, v}, now)
+	if !shake() {
+		t.Fatal("a peer that was there is not tried at once")
+	}
+	fail()
+	if !shake() {
+		t.Fatal("one failure after it was there, and the peer is left alone")
+	}
+}

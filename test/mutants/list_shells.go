@@ -1,0 +1,144 @@
+package main
+
+const (
+	engineFile  = "internal/engine/outcome.go"
+	carryFile   = "internal/engine/carry.go"
+	runFile     = "internal/connector/loadrun.go"
+	leasesFile  = "internal/connector/leaseloop.go"
+	consumeFile = "internal/connector/consume.go"
+	viewFile    = "internal/connector/view.go"
+	flowFile    = "internal/router/flow/flow.go"
+	outcomeFile = "internal/router/flow/outcome.go"
+)
+
+// shellMutants break what carries decisions out: connector, engine and router.
+var shellMutants = []listed{
+	{
+		File: runFile, Tests: "TestCancelReportsOnlyWhenNothingCanLand",
+		Old: "r.Cancel()\n\t\t<-r.Done()", New: "go r.Cancel()",
+		Why: "a cancelled load reports while bytes still land",
+	},
+	{
+		File: runFile, Tests: "TestDamagedReferencesNeverLoad",
+		Old: "if l.digest != h.Digest {", New: "if false && l.digest != h.Digest {",
+		Why: "a hand-off of another prompt costs a handshake and a claim",
+	},
+	{
+		File: runFile, Tests: "TestOnlyMissingTilesAreRead",
+		Old: "remote[i] = core.TileIn(h.Blocks, h.BlockTokens/kv.TileTokens, l.spec.FromTile+i)",
+		New: "remote[i] = core.TileIn(h.Blocks, h.BlockTokens/kv.TileTokens, i)",
+		Why: "a load that begins behind a hit reads the tiles of the beginning",
+	},
+	{
+		File: runFile, Tests: "TestStallAndCutOnTheWire",
+		Old: "case errors.Is(err, transfer.ErrStalled):\n\t\treturn ClassTimeout\n", New: "case false:\n\t\treturn ClassTimeout\n",
+		Why: "a stalled read is told as a broken one",
+	},
+	{
+		File: leasesFile, Tests: "TestOnlyTheClaimersConnectionReads",
+		Old: "case !ok || c.From != from:\n\t\treturn ErrLeaseGone\n", New: "case !ok:\n\t\treturn ErrLeaseGone\n",
+		Why: "another connection reads under a claim",
+	},
+	{
+		File: leasesFile, Tests: "TestOnlyTheClaimersConnectionReads",
+		Old: "} else if at = slices.Index(c.Blocks, b); at < 0 {\n\t\t\t\treturn ErrLeaseGone\n\t\t\t}", New: "} else if at = slices.Index(c.Blocks, b); at < 0 {\n\t\t\t\tat = 0\n\t\t\t}",
+		Why: "blocks that the lease does not hold are read",
+	},
+	{
+		File: leasesFile, Tests: "TestExpiredLeaseIsNeverRead",
+		Old: "if end.Why == core.EndExpired {\n\t\t\t\tl.metrics.expired()\n\t\t\t}", New: "",
+		Why: "expired leases are not counted",
+	},
+	{
+		File: consumeFile, Tests: "TestNothingIsDialledThatTheMACDidNotVouchFor",
+		Old: "case !s.Handoff.Vouched(c.cfg.Token):\n\t\treturn ErrMAC\n", New: "",
+		Why: "a client chooses whom the engine dials",
+	},
+	{
+		File: viewFile, Tests: "TestRestartedEngineIsANewPeer TestAddressOfAnotherEngineReadsNothing",
+		Old: "got != v.key.Incarnation || v.hello.Incarnation != got", New: "v.hello.Incarnation != got",
+		Why: "the engine that now listens at an address is read in place of the one that made the KV",
+	},
+	{
+		File: viewFile, Tests: "TestIncompatiblePeerNamesTheFactor",
+		Old: "if err := compareFactors(c.factors, v.hello.Factors); err != nil {", New: "if err := compareFactors(c.factors, v.hello.Factors); false && err != nil {",
+		Why: "KV of another model is read",
+	},
+	{
+		File: engineFile, Tests: "TestLoadFailures",
+		Old: "Fail: policy == PolicyFail})", New: "Fail: policy != PolicyFail})",
+		Why: "the policies fail and recompute are mixed up",
+	},
+	{
+		File: engineFile, In: "internal/server", Tests: "TestRequestsChooseTheirPolicy",
+		Old: "if g.req.Policy != \"\" {\n\t\tpolicy = g.req.Policy\n\t}", New: "",
+		Why: "the policy of a request is ignored",
+	},
+	{
+		File: engineFile, In: "internal/server", Tests: "TestRequestsChooseTheirPolicy",
+		Old: "g.usage.Failure = err.Class\n\tc.metrics.LoadFailed(err.Class)", New: "c.metrics.LoadFailed(err.Class)",
+		Why: "the client does not learn that a load failed",
+	},
+	{
+		File: engineFile, Tests: "TestAbortInEveryState",
+		Old: "if a.Loading {\n\t\tc.do(effect{kind: doCancel, g: ch.g, id: ch.id})\n\t}", New: "",
+		Why: "the load of an aborted request runs on",
+	},
+	{
+		File: engineFile, Tests: "TestAbortInEveryState",
+		Old: "if a.Unread {\n\t\tc.giveBack(ch.g)\n\t}", New: "",
+		Why: "the lease of an aborted request is kept until it runs out",
+	},
+	{
+		File: carryFile, Tests: "TestReaderThatLeavesDuringItsLastStep",
+		Old: "if !quit {\n\t\tf.out.Handoff", New: "{\n\t\tf.out.Handoff",
+		Why: "a lease is made for a reader that has gone",
+	},
+	{
+		File: carryFile, Tests: "TestReaderThatLeavesDuringItsLastStep",
+		Old: "e.core.sched.Release(f.fin.Blocks)\n\t\tf.out.Finish", New: "f.out.Finish",
+		Why: "the blocks of a hand-off that nobody gets are lost",
+	},
+	{
+		File: flowFile, Tests: "TestFlows",
+		Old: "return append(f.drop(), f.Start()...)", New: "return f.Start()",
+		Why: "the lease of a failed attempt is not released",
+	},
+	{
+		File: flowFile, Tests: "TestFlows",
+		Old: "return append(f.drop(), Effect[B]{Act: Answer, Fail: o.Failure(f.attempts)})",
+		New: "return []Effect[B]{{Act: Answer, Fail: o.Failure(f.attempts)}}",
+		Why: "the lease is not released when a flow fails at its last leg",
+	},
+	{
+		File: flowFile, Tests: "TestFlows",
+		Old: "return append(f.drop(), Effect[B]{Act: Answer, Fail: NoBackend(role)})",
+		New: "return []Effect[B]{{Act: Answer, Fail: NoBackend(role)}}",
+		Why: "the lease is not released when no decode engine can serve",
+	},
+	{
+		File: flowFile, Tests: "TestFlows",
+		Old: "f.move(Left)\n\treturn f.drop()", New: "f.move(Left)\n\treturn nil",
+		Why: "the lease is not released when the client leaves",
+	},
+	{
+		File: flowFile, Tests: "TestFlows",
+		Old: "f.handoff = nil\n\t\tf.move(Streaming)", New: "f.move(Streaming)",
+		Why: "a lease that D is using is released",
+	},
+	{
+		File: flowFile, Tests: "TestFlows",
+		Old: "f.retries--\n", New: "",
+		Why: "a call is tried for ever",
+	},
+	{
+		File: flowFile, Tests: "TestFlows",
+		Old: "f.failed = append(f.failed, b)", New: "",
+		Why: "the engine that failed is tried again",
+	},
+	{
+		File: outcomeFile, Tests: "TestFlows",
+		Old: "o.Status == 0 || o.Refusal != \"\" ||", New: "o.Status == 0 || o.Status/100 == 4 ||",
+		Why: "a client's mistake is tried on every engine",
+	},
+}
