@@ -229,6 +229,9 @@ type testEngine struct {
 	stop   func()
 }
 
+// guard is far beyond what anything takes here, on whatever machine.
+const guard = time.Minute
+
 const testToken = "0123456789abcdef-cluster"
 
 // testLayout splits 4 KV heads of 8 elements over tp ranks.
@@ -256,7 +259,7 @@ func testConfig(t *testing.T, name string, arenas []*kv.Arena) Config {
 	return Config{
 		EngineID: kv.EngineID(name), Role: Both, Arenas: arenas, Token: []byte(testToken),
 		Fingerprint: []Factor{{"model", "tiny"}, {"arithmetic", "1"}},
-		LoadTimeout: 5 * time.Second, HandshakeTimeout: 2 * time.Second, ReturnTimeout: 2 * time.Second,
+		LoadTimeout: guard, HandshakeTimeout: guard, ReturnTimeout: guard, LeaseDuration: time.Hour, NoProgress: guard,
 	}
 }
 
@@ -391,7 +394,7 @@ func (e *testEngine) report(t *testing.T) LoadReport {
 	select {
 	case r := <-e.Reports():
 		return r
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * guard):
 		t.Fatal("no report")
 		return LoadReport{}
 	}
@@ -403,7 +406,7 @@ func (e *testEngine) freedBlocks(t *testing.T) []kv.BlockID {
 	select {
 	case b := <-e.Freed():
 		return b
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * guard):
 		t.Fatalf("no lease ended: %+v", e.Status().Leases)
 		return nil
 	}

@@ -308,15 +308,18 @@ func TestStallAndCutOnTheWire(t *testing.T) {
 	_ = free.Close()
 	p := hostEngine(t, "p", 1, 1, 20*20, func(c *Config) { c.Listen, c.Advertise = bound, x.l.Addr().String() })
 	x.run(bound)
-	d := hostEngine(t, "d", 1, 1, 40, func(c *Config) { c.NoProgress, c.LoadTimeout = 500*time.Millisecond, 3*time.Second })
+	d := hostEngine(t, "d", 1, 1, 40)
 	tokens := prompt(300, 1)
 	first := -1
 	next := func() int { first += 20; return first } // nobody else's blocks
 	bytes := core.TilesOf(299) * d.layout.TileBytes()
+	// A load looks at them when it starts. Only one that must stall has short ones.
+	limits := func(noProgress, whole time.Duration) { d.cfg.NoProgress, d.cfg.LoadTimeout = noProgress, whole }
 	good := func() {
 		t.Helper()
 		x.allow(-1)
 		x.cut()
+		limits(guard, guard)
 		for slices.ContainsFunc(d.Status().Peers, func(s PeerStatus) bool { return s.State == core.PeerShaking.String() }) {
 			<-time.After(time.Millisecond) // a handshake that the cut may have met
 		}
@@ -330,6 +333,10 @@ func TestStallAndCutOnTheWire(t *testing.T) {
 	good()
 	for _, percent := range []int{0, 1, 50, 99} {
 		h, _ := p.grant(t, tokens, next())
+		limits(time.Second, guard)
+		if percent == 0 {
+			limits(guard, 2*time.Second)
+		}
 		x.allow(600 + bytes*percent/100) // 0 % is within the claim's answer, which comes before the data
 		r := d.load(t, "stalled", h, tokens, d.blocksFor(300, 39))
 		if r.Err == nil || r.Err.Class != ClassTimeout || errors.Is(r.Err, transfer.ErrStalled) != (percent > 0) {

@@ -125,7 +125,7 @@ func (s *standIn) got() (bodies [][]byte, released [][]byte) {
 // await returns when the stand-in has met word.
 func (s *standIn) await(t *testing.T, word string) {
 	t.Helper()
-	timer := time.NewTimer(10 * time.Second)
+	timer := time.NewTimer(time.Minute)
 	defer timer.Stop()
 	for {
 		select {

@@ -246,7 +246,7 @@ func TestEqualClientIDs(t *testing.T) {
 // idle waits until the engine has nothing to do; the test's deadline bounds it.
 func (r *rig) idle() {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for r.engine.Status().Live != 0 {
 		if ctx.Err() != nil {

@@ -117,12 +117,15 @@ func TestCallEndsAtItsDeadlineAndWithTheConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	go func() {
+		<-entered
+		cancel(context.DeadlineExceeded) // while the other side works on it
+	}()
 	if _, err := p.Call(ctx, kindEcho, nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
-	<-entered
 	result := make(chan error, 1)
 	go func() {
 		_, err := p.Call(t.Context(), kindEcho, nil)
@@ -165,7 +168,7 @@ func TestListenerMustProveTheToken(t *testing.T) {
 			return
 		}
 		defer c.Close()
-		_, accept, _ := challenge(c, identity{Incarnation: [16]byte{1}, Token: []byte("guessed")}, time.Now().Add(time.Second))
+		_, accept, _ := challenge(c, identity{Incarnation: [16]byte{1}, Token: []byte("guessed")}, time.Now().Add(patience))
 		if accept != nil {
 			panic("the token was accepted")
 		}
@@ -252,7 +255,7 @@ func TestSocketDirectoryMustBePrivate(t *testing.T) {
 }
 
 func TestGarbageConnectionsHurtNobody(t *testing.T) {
-	owner := startHost(t, HostConfig{Limits: Limits{Pending: 32, Handshake: time.Minute}}, func(h *Host) { h.Handle(kindEcho, echo) })
+	owner := startHost(t, HostConfig{Limits: Limits{Pending: 32, Handshake: time.Hour}}, func(h *Host) { h.Handle(kindEcho, echo) })
 	reader := startHost(t, HostConfig{}, nil)
 	before := settled(t, owner, reader)
 	hi := hello{Min: 1, Max: 1, Purpose: forCalls, Incarnation: [16]byte{1}}
@@ -277,7 +280,7 @@ func TestGarbageConnectionsHurtNobody(t *testing.T) {
 		_, _ = c.Write(garbage[i%len(garbage)])
 		conns = append(conns, c)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // long before a garbage connection ends by itself
+	ctx, cancel := context.WithTimeout(t.Context(), patience) // long before a garbage connection ends by itself
 	defer cancel()
 	p, err := reader.Dial(ctx, owner.Addr())
 	if err != nil {
@@ -302,7 +305,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	end := time.After(10 * time.Second)
+	end := time.After(patience)
 	for !ok() {
 		select {
 		case <-tick.C:

@@ -25,6 +25,10 @@ import (
 	"time"
 )
 
+// guard ends a wait for what never comes. It is far beyond what anything takes,
+// on whatever machine.
+const guard = time.Minute
+
 // A Proc is one process.
 type Proc struct {
 	Name string
@@ -149,7 +153,7 @@ func (p *Proc) Stop() {
 	_ = p.stdin.Close()
 	select {
 	case <-p.done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(guard):
 		p.Kill()
 	}
 }
@@ -201,12 +205,12 @@ func Eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	limit := time.After(30 * time.Second)
+	limit := time.After(guard)
 	for !cond() {
 		select {
 		case <-tick.C:
 		case <-limit:
-			t.Fatalf("not within 30 s: %s", what)
+			t.Fatalf("not within %v: %s", guard, what)
 		}
 	}
 }
@@ -330,7 +334,7 @@ func Engine(t testing.TB, name, role, token string, args ...string) *Proc {
 // printed.
 func Run(t testing.TB, args ...string) (code int, log string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), guard)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, Binary(t), args...).CombinedOutput()
 	var exit *exec.ExitError
