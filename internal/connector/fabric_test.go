@@ -229,8 +229,8 @@ type testEngine struct {
 	stop   func()
 }
 
-// guard is far beyond what anything takes here, on whatever machine.
-const guard = time.Minute
+// patience is far beyond what anything takes here, on whatever machine.
+const patience = time.Minute
 
 const testToken = "0123456789abcdef-cluster"
 
@@ -259,7 +259,7 @@ func testConfig(t *testing.T, name string, arenas []*kv.Arena) Config {
 	return Config{
 		EngineID: kv.EngineID(name), Role: Both, Arenas: arenas, Token: []byte(testToken),
 		Fingerprint: []Factor{{"model", "tiny"}, {"arithmetic", "1"}},
-		LoadTimeout: guard, HandshakeTimeout: guard, ReturnTimeout: guard, LeaseDuration: time.Hour, NoProgress: guard,
+		LoadTimeout: patience, HandshakeTimeout: patience, ReturnTimeout: patience, LeaseDuration: time.Hour, NoProgress: patience,
 	}
 }
 
@@ -394,7 +394,7 @@ func (e *testEngine) report(t *testing.T) LoadReport {
 	select {
 	case r := <-e.Reports():
 		return r
-	case <-time.After(2 * guard):
+	case <-time.After(2 * patience):
 		t.Fatal("no report")
 		return LoadReport{}
 	}
@@ -406,7 +406,7 @@ func (e *testEngine) freedBlocks(t *testing.T) []kv.BlockID {
 	select {
 	case b := <-e.Freed():
 		return b
-	case <-time.After(2 * guard):
+	case <-time.After(2 * patience):
 		t.Fatalf("no lease ended: %+v", e.Status().Leases)
 		return nil
 	}

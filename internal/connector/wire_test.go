@@ -319,7 +319,7 @@ func TestStallAndCutOnTheWire(t *testing.T) {
 		t.Helper()
 		x.allow(-1)
 		x.cut()
-		limits(guard, guard)
+		limits(patience, patience)
 		for slices.ContainsFunc(d.Status().Peers, func(s PeerStatus) bool { return s.State == core.PeerShaking.String() }) {
 			<-time.After(time.Millisecond) // a handshake that the cut may have met
 		}
@@ -333,9 +333,9 @@ func TestStallAndCutOnTheWire(t *testing.T) {
 	good()
 	for _, percent := range []int{0, 1, 50, 99} {
 		h, _ := p.grant(t, tokens, next())
-		limits(time.Second, guard)
+		limits(time.Second, patience)
 		if percent == 0 {
-			limits(guard, 2*time.Second)
+			limits(patience, 2*time.Second)
 		}
 		x.allow(600 + bytes*percent/100) // 0 % is within the claim's answer, which comes before the data
 		r := d.load(t, "stalled", h, tokens, d.blocksFor(300, 39))
