@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"sync"
 	"time"
 
 	"tandem/internal/connector"
@@ -25,6 +26,7 @@ type assembly struct {
 	engine    *engine.Engine
 	connector *connector.Connector // nil: none
 	server    *server.Server
+	metrics   *telemetry.Engine
 	removeDir func() error // of the folder of the peer socket; nil: not ours
 }
 
@@ -38,8 +40,9 @@ func assemble(o *serveOptions, m *loaded, transfer transferConfig, log *slog.Log
 	info, arenas := m.Info(), m.Arenas()
 	metrics := telemetry.NewEngine(telemetry.EngineConfig{
 		Model: names[0], Version: version, MaxModelLen: info.MaxLen,
-		BlockTokens: arenas[0].Layout().BlockTokens(), Blocks: arenas[0].Blocks(),
+		BlockTokens: arenas[0].Layout().BlockTokens(), Blocks: arenas[0].Blocks(), LostLines: o.lostLines,
 	})
+	s.metrics = metrics
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.discard())
@@ -176,12 +179,18 @@ func (s *assembly) run(ctx context.Context, ln net.Listener) error {
 			connectorDone <- err
 		}()
 	}
+	reporting, stopReports := context.WithCancel(base)
+	defer stopReports()
+	var reports sync.WaitGroup
+	reports.Go(func() { s.metrics.Run(reporting, s.log) })
 	s.log.Info("engine started", s.describe(listenerURL(ln))...)
 	err := serveHTTP(serving, ln, s.server.Handler(), s.log, s.o.grace, s.drain, s.server.Stop)
 	stopEngine()
 	engineErr := <-engineDone
 	stopConnector()
 	connErr := <-connectorDone
+	stopReports()
+	reports.Wait()
 	if s.removeDir != nil {
 		err = errors.Join(err, s.removeDir())
 	}

@@ -13,15 +13,20 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"tandem/internal/bystander"
 )
 
 // newLogger returns the process's logger: text lines on standard error.
-func newLogger(w io.Writer, level string) (*slog.Logger, error) {
+// Nobody who logs waits for w: a terminal that was stopped holds up no request.
+// The second result is to be closed at the end.
+func newLogger(w io.Writer, level string) (*slog.Logger, *bystander.Logs, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
-		return nil, fmt.Errorf("--log-level %q: want debug, info, warn or error", level)
+		return nil, nil, fmt.Errorf("--log-level %q: want debug, info, warn or error", level)
 	}
-	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: l})), nil
+	logs := bystander.NewLogs(slog.NewTextHandler(w, &slog.HandlerOptions{Level: l}))
+	return slog.New(logs), logs, nil
 }
 
 // An announcement is what a child of `tandem up` tells it: where it listens.

@@ -33,10 +33,11 @@ func routeCommand() *cobra.Command {
 				ctx, cancel = supervise(ctx, cmd.InOrStdin())
 				defer cancel()
 			}
-			log, err := newLogger(cmd.ErrOrStderr(), level)
+			log, logs, err := newLogger(cmd.ErrOrStderr(), level)
 			if err != nil {
 				return err
 			}
+			defer logs.Close()
 			cfg.Log, cfg.Version = log, version
 			cfg.Metrics, cfg.MetricsHandler = telemetry.Router(version)
 			r, err := router.New(cfg)

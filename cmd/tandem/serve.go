@@ -55,6 +55,7 @@ type serveOptions struct {
 	noConnector bool
 	token       []byte
 	leave       *leaver
+	lostLines   func() uint64 // log lines that were never written
 }
 
 func (o *serveOptions) flags(f *pflag.FlagSet) {
@@ -127,10 +128,12 @@ func serveCommand(leave *leaver) *cobra.Command {
 				ctx, cancel = supervise(ctx, cmd.InOrStdin())
 				defer cancel()
 			}
-			log, err := newLogger(cmd.ErrOrStderr(), o.level)
+			log, logs, err := newLogger(cmd.ErrOrStderr(), o.level)
 			if err != nil {
 				return err
 			}
+			defer logs.Close()
+			o.lostLines = logs.Lost
 			transfer, err := parseTransfer(o.transfer, dotted)
 			o.noConnector = errors.Is(err, errNoTransfer)
 			if err != nil && !o.noConnector {

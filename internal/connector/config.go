@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"tandem/internal/guard"
+	"tandem/internal/bystander"
 	"tandem/internal/kv"
 	"tandem/internal/transfer"
 )
@@ -119,6 +119,6 @@ func (c *Config) fill() error {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	c.Metrics.guard = guard.NewHooks("connector", c.Log)
+	c.Metrics.guard = bystander.NewHooks("connector", c.Log)
 	return nil
 }

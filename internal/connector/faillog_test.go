@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -294,5 +295,45 @@ func TestMetricsThatPanicChangeNothing(t *testing.T) {
 	}
 	if n := len(out.lines("a metric panicked")); n != 1 {
 		t.Errorf("%d lines about it", n)
+	}
+}
+
+// A transfer is counted when it brought all its tiles: once for each pair of
+// ranks, with the ranges that were read.
+func TestTransfersThatAreCounted(t *testing.T) {
+	f := newFabric()
+	var spoil atomic.Bool
+	f.onTile = func(_ context.Context, rank, i int) (bool, error) { return spoil.Load() && rank == 0 && i == 1, nil }
+	var mu sync.Mutex
+	var all []Transfer
+	p := f.engine(t, "p:1", 4, 1, 16)
+	d := f.engine(t, "d:1", 2, 1, 16, func(c *Config) {
+		c.Metrics.Transfer = func(x Transfer) {
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, x)
+		}
+	})
+	l := p.layout
+	for i, want := range []int{4, 2} { // of the second load, both reads of rank 0 are spoiled
+		spoil.Store(i == 1)
+		h, _ := p.grant(t, prompt(48, i), 15)
+		r := d.load(t, "r", h, prompt(48, i), d.blocksFor(48, 15))
+		if (r.Err != nil) != (i == 1) {
+			t.Fatalf("%+v", r)
+		}
+		mu.Lock()
+		if len(all) != want {
+			t.Errorf("load %d: %d transfers, want %d", i, len(all), want)
+		}
+		for _, x := range all {
+			// Three tiles, two ranks of P for one of D: a range for each layer.
+			if x.Peer != "engine-p:1" || x.Tiles != 3 || x.Pieces != 3*l.Layers || x.Bytes != 3*l.TileBytes() || x.Path != "mem" {
+				t.Errorf("load %d: %+v", i, x)
+			}
+		}
+		all = nil
+		mu.Unlock()
+		p.freedBlocks(t)
 	}
 }

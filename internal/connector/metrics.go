@@ -3,7 +3,7 @@ package connector
 import (
 	"time"
 
-	"tandem/internal/guard"
+	"tandem/internal/bystander"
 	"tandem/internal/kv"
 )
 
@@ -28,7 +28,7 @@ type Metrics struct {
 	Handshake    func(ok bool, d time.Duration)          // one attempt
 	Loaded       func(tiles int, d time.Duration)        // a load that ended with every tile valid
 
-	guard *guard.Hooks // set by Config.fill
+	guard *bystander.Hooks // set by Config.fill
 }
 
 func (m *Metrics) transfer(t Transfer) {

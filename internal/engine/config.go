@@ -6,7 +6,7 @@ import (
 	"log/slog"
 	"time"
 
-	"tandem/internal/connector"
+	"tandem/internal/bystander"
 	"tandem/internal/engine/spec"
 	"tandem/internal/kv"
 )
@@ -72,7 +72,7 @@ type Config struct {
 	Seed uint64
 
 	Metrics Metrics
-	Log     *slog.Logger // nil: no logs
+	Log     *slog.Logger // nil: no logs; the step loop writes to it, see package bystander
 }
 
 // fill sets defaults and checks cfg.
@@ -102,7 +102,7 @@ func (c *Config) fill() error {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	c.Metrics.fill()
+	c.Metrics.fill(bystander.NewHooks("engine", c.Log))
 	switch {
 	case len(c.Model.Arenas()) == 0 || len(c.Model.Arenas()) != info.TP:
 		return fmt.Errorf("engine: config: model has %d arenas for %d ranks", len(c.Model.Arenas()), info.TP)
@@ -112,76 +112,4 @@ func (c *Config) fill() error {
 		return fmt.Errorf("engine: config: limits below their least values")
 	}
 	return nil
-}
-
-// Metrics receives copies of what happens; nil functions are not called. They
-// run on the step loop and must not block.
-type Metrics struct {
-	// Step tells of a computed step.
-	Step func(tokens, seqs int, d time.Duration)
-
-	// FirstToken tells the time from Submit to the first token of a request.
-	FirstToken func(d time.Duration)
-
-	// InterToken tells the time between two tokens of a choice.
-	InterToken func(d time.Duration)
-
-	// Preempted tells how many requests gave their blocks back in a step.
-	Preempted func(n int)
-
-	// Admitted tells of a prompt whose first token was sampled: tokens by the
-	// source of their KV.
-	Admitted func(u Usage)
-
-	// LoadFailed tells of a load that did not bring all its tiles.
-	LoadFailed func(connector.LoadClass)
-
-	// Recovered tells of loads whose missing tokens are computed here.
-	Recovered func(requests, tokens int)
-
-	// Finished tells of a request that ended.
-	Finished func(RequestStats)
-}
-
-// RequestStats sums up a request that ended.
-type RequestStats struct {
-	ID       kv.RequestID
-	ClientID string
-	Finish   FinishReason // of the last choice
-	Err      error        // nil unless the request failed
-	Usage    Usage
-	N        int
-	Max      int // tokens asked for or that fit, per choice
-
-	Total   time.Duration // Submit to end
-	Queue   time.Duration // Submit to first plan
-	Prefill time.Duration // first plan to first token
-	Decode  time.Duration // first token to end
-}
-
-func (m *Metrics) fill() {
-	if m.Step == nil {
-		m.Step = func(int, int, time.Duration) {}
-	}
-	if m.FirstToken == nil {
-		m.FirstToken = func(time.Duration) {}
-	}
-	if m.InterToken == nil {
-		m.InterToken = func(time.Duration) {}
-	}
-	if m.Preempted == nil {
-		m.Preempted = func(int) {}
-	}
-	if m.Admitted == nil {
-		m.Admitted = func(Usage) {}
-	}
-	if m.LoadFailed == nil {
-		m.LoadFailed = func(connector.LoadClass) {}
-	}
-	if m.Recovered == nil {
-		m.Recovered = func(int, int) {}
-	}
-	if m.Finished == nil {
-		m.Finished = func(RequestStats) {}
-	}
 }

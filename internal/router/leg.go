@@ -137,13 +137,11 @@ func (c *call) timed(ctx context.Context, b *backend.Backend, o *flow.Outcome) f
 		default:
 			result = strconv.Itoa(o.Status)
 		}
-		if m.Leg != nil {
-			m.Leg(string(b.Role()), b.Name(), result, took.Seconds())
-		}
+		m.Leg(string(b.Role()), b.Name(), result, took.Seconds())
 		if o.OK() {
 			return
 		}
-		if m.Retry != nil && why == "" && (o.Retryable() || o.Refuses()) {
+		if why == "" && (o.Retryable() || o.Refuses()) {
 			m.Retry(string(b.Role()), result)
 		}
 		args := []any{"id", c.id, "role", string(b.Role()), "backend", b.Name(), "outcome", result, "total", rounded(took)}
@@ -179,8 +177,6 @@ func (c *call) release(ctx context.Context, e flow.Effect[*backend.Backend]) {
 			result = "lost"
 			c.r.cfg.Log.Warn("hand-off not released; its lease will end it", "id", c.id, "backend", e.From.Name(), "err", err)
 		}
-		if c.r.cfg.Metrics.Release != nil {
-			c.r.cfg.Metrics.Release(result)
-		}
+		c.r.cfg.Metrics.Release(result)
 	})
 }

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"tandem/internal/backend"
+	"tandem/internal/bystander"
 	"tandem/internal/openai"
 )
 
@@ -41,15 +42,6 @@ type Config struct {
 	Metrics        Metrics
 	MetricsHandler http.Handler // serves /metrics; nil: 404
 	Version        string
-}
-
-// Metrics is told what happened; every field may be nil.
-type Metrics struct {
-	Request func(path, route string, status int, seconds float64)
-	Leg     func(role, name, outcome string, seconds float64)
-	Retry   func(role, reason string)
-	Release func(outcome string)
-	State   func(role, name string, ready bool)
 }
 
 // A Router serves clients. New starts nothing; Run probes the engines.
@@ -86,6 +78,7 @@ func New(cfg Config) (*Router, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	cfg.Metrics.fill(bystander.NewHooks("router", cfg.Log))
 	p, err := backend.NewPool(backend.Prefill, cfg.Prefill, cfg.Backend)
 	if err != nil {
 		return nil, err
@@ -103,9 +96,7 @@ func (r *Router) Run(ctx context.Context) error {
 	changed := func(b *backend.Backend, from, to *backend.View) {
 		r.cfg.Log.Info("backend changed", "role", string(b.Role()), "backend", b.Name(),
 			"from", from.State.String(), "to", to.State.String(), "reason", to.Reason)
-		if r.cfg.Metrics.State != nil {
-			r.cfg.Metrics.State(string(b.Role()), b.Name(), to.State == backend.Ready)
-		}
+		r.cfg.Metrics.State(string(b.Role()), b.Name(), to.State == backend.Ready)
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { r.prefill.Run(ctx, changed) })

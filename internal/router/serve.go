@@ -61,9 +61,7 @@ func (r *Router) serve(w http.ResponseWriter, q *http.Request) {
 // log tells the metrics and the log of an answered call.
 func (c *call) log(rec *recorder, took time.Duration) {
 	cfg, h := &c.r.cfg, rec.Header()
-	if cfg.Metrics.Request != nil {
-		cfg.Metrics.Request(c.path, routeLabel(h.Get(headerRoute)), rec.status, took.Seconds())
-	}
+	cfg.Metrics.Request(c.path, routeLabel(h.Get(headerRoute)), rec.status, took.Seconds())
 	outcome := rec.outcome
 	if outcome == "" {
 		outcome = "ok"

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
@@ -145,5 +146,36 @@ func TestPolicyGoesToD(t *testing.T) {
 	}
 	if len(p.headers) != 3 {
 		t.Errorf("P saw %d legs", len(p.headers))
+	}
+}
+
+// Metrics that panic change no answer.
+func TestMetricsThatPanicChangeNothing(t *testing.T) {
+	var calls [4]atomic.Int64
+	boom := func(i int) {
+		calls[i].Add(1)
+		panic("metrics")
+	}
+	p, d, _, url := pair(t, Config{Metrics: Metrics{
+		Request: func(string, string, int, float64) { boom(0) }, Leg: func(string, string, string, float64) { boom(1) },
+		Retry: func(string, string) { boom(2) }, Release: func(string) { boom(3) },
+	}})
+	for _, body := range []string{`{"prompt":"a"}`, `{"prompt":["a","b"]}`, `{"prompt":"a","stream":true}`} {
+		if status, _, out := post(t, url+"/v1/completions", body); status != http.StatusOK || !strings.Contains(out, "echo of") {
+			t.Errorf("%s: %d %s", body, status, out)
+		}
+	}
+	d.set(hooks{decode: func(w http.ResponseWriter, _ *http.Request, _ []byte) bool {
+		lost(w)
+		return true
+	}})
+	if status, _, out := post(t, url+"/v1/completions", `{"prompt":"a"}`); status != 500 {
+		t.Errorf("%d %s", status, out)
+	}
+	p.await(t, "release")
+	for i := range calls[:3] {
+		if calls[i].Load() == 0 {
+			t.Errorf("hook %d did not panic", i)
+		}
 	}
 }

@@ -123,11 +123,17 @@ func (c *call) admit(raw []byte, prepare func(c *call, raw []byte) error) error 
 		if j.stream, err = c.s.submit(c.q.Context(), j.req); err != nil {
 			return c.form.blame(err)
 		}
-		if f := c.s.cfg.Hooks.Params; f != nil {
-			f(j.req.N, j.req.Params.MaxTokens)
-		}
+		c.s.submitted(&j.req)
 	}
 	return nil
+}
+
+// submitted tells of a prompt's parameters.
+func (s *Server) submitted(r *engine.Request) {
+	if f := s.cfg.Hooks.Params; f != nil {
+		defer s.hooks.Catch()
+		f(r.N, r.Params.MaxTokens)
+	}
 }
 
 // giveBack returns the hand-off of a body that is refused, when it has one.

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"tandem/internal/bystander"
 	"tandem/internal/chat"
 	"tandem/internal/connector"
 	"tandem/internal/engine"
@@ -74,7 +75,8 @@ type Config struct {
 	Log   *slog.Logger // nil: no logs
 }
 
-// Hooks receive copies of what happens; nil functions are not called.
+// Hooks receive copies of what happens; nil functions are not called. What a
+// function does, its panic included, changes no answer.
 type Hooks struct {
 	// Request tells of an answered request. Status is StatusClientGone for one
 	// whose client left.
@@ -93,6 +95,7 @@ type Server struct {
 	started  time.Time
 	draining atomic.Bool
 	stopper  openai.Stopper
+	hooks    *bystander.Hooks
 	widest   int // bytes of the longest token
 	routes   map[string]route
 }
@@ -133,7 +136,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{widest: 1, cfg: cfg, key: sha256.Sum256([]byte(cfg.APIKey)), started: time.Now()}
+	s := &Server{widest: 1, hooks: bystander.NewHooks("server", cfg.Log), cfg: cfg, key: sha256.Sum256([]byte(cfg.APIKey)), started: time.Now()}
 	for id := range cfg.Tokenizer.Size() {
 		s.widest = max(s.widest, len(cfg.Tokenizer.Piece(int32(id))))
 	}
@@ -201,6 +204,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 		r.serve(rec, q)
 	}
 	if f := s.cfg.Hooks.Request; f != nil {
+		defer s.hooks.Catch()
 		f(label, method(q.Method), max(rec.status, http.StatusOK), time.Since(begun))
 	}
 }

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"tandem/internal/engine"
 	"tandem/internal/kv"
@@ -161,5 +163,42 @@ func TestAnswersSayWhereTheKVCameFrom(t *testing.T) {
 				t.Errorf("%s: headers %q, usage %q", name, got, want)
 			}
 		}
+	}
+}
+
+// Hooks that panic change no answer.
+func TestHooksThatPanicChangeNothing(t *testing.T) {
+	var calls atomic.Int64
+	boom := func() {
+		calls.Add(1)
+		panic("metrics")
+	}
+	quiet := start(t, sim.Config{}, engine.Config{}, Config{})
+	r := start(t, sim.Config{}, engine.Config{}, Config{Hooks: Hooks{
+		Request: func(string, string, int, time.Duration) { boom() }, Params: func(int, int) { boom() },
+	}})
+	for _, stream := range []string{"false", "true"} {
+		body := object("prompt", `"abcdef"`, "temperature", "0", "max_tokens", "5", "stream", stream)
+		text := func(r *rig) string {
+			a := r.post("/v1/completions", body)
+			if a.status != http.StatusOK {
+				t.Fatalf("%d %s", a.status, a.raw)
+			}
+			all := []map[string]any{a.m}
+			if stream == "true" {
+				all = a.events(t)
+			}
+			got, _, _ := gather(t, all)
+			return fmt.Sprint(got[0])
+		}
+		if got, want := text(r), text(quiet); got != want {
+			t.Errorf("stream %s: %s, want %s", stream, got, want)
+		}
+	}
+	if a := r.post("/v1/completions", "{"); a.status != http.StatusBadRequest {
+		t.Errorf("%d %s", a.status, a.raw)
+	}
+	if n := calls.Load(); n < 4 {
+		t.Errorf("%d calls panicked", n)
 	}
 }

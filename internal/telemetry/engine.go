@@ -23,6 +23,9 @@ type EngineConfig struct {
 	MaxModelLen int
 	BlockTokens int
 	Blocks      int
+
+	// LostLines tells how many log lines were never written; it may be nil.
+	LostLines func() uint64
 }
 
 // An Engine holds the metrics of one engine, with vLLM's names, labels and
@@ -34,8 +37,9 @@ type Engine struct {
 	Server    server.Hooks
 	Handler   http.Handler // of /metrics
 
-	reg    *prometheus.Registry
-	labels prometheus.Labels
+	reg      *prometheus.Registry
+	labels   prometheus.Labels
+	interval interval
 }
 
 // Buckets of vLLM's histograms.
@@ -80,6 +84,11 @@ func NewEngine(cfg EngineConfig) *Engine {
 	t.constant("vllm:cache_config_info", "Always 1; the labels tell the geometry of the KV cache.", prometheus.Labels{
 		"block_size": strconv.Itoa(cfg.BlockTokens), "num_gpu_blocks": strconv.Itoa(cfg.Blocks),
 	})
+	if lost := cfg.LostLines; lost != nil {
+		t.reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "tandem_log_lines_lost_total", ConstLabels: t.labels, Help: "Log lines that were not written, since the log did not take them in time.",
+		}, func() float64 { return float64(lost()) }))
+	}
 	t.engineMetrics(cfg)
 	t.connectorMetrics()
 	t.serverMetrics(cfg)
@@ -200,23 +209,35 @@ func (t *Engine) connectorMetrics() {
 	seconds := t.histogram("vllm:nixl_xfer_time_seconds", "Seconds of a read from one rank of a peer.", transferSeconds)
 	post := t.histogram("vllm:nixl_post_time_seconds", "Seconds of posting a read.", postSeconds)
 	size := t.histogram("vllm:nixl_bytes_transferred", "Bytes of a read.", powersOfTwo(11, 33, 2))
-	pieces := t.histogram("vllm:nixl_num_descriptors", "Tiles of a read.", descriptors)
-	failed := t.counter("vllm:nixl_num_failed_transfers", "Loads that failed.")
+	pieces := t.histogram("vllm:nixl_num_descriptors", "Contiguous ranges of a read.", descriptors)
+	failed := t.counter("vllm:nixl_num_failed_transfers", "Loads that did not bring all their tiles.")
 	notices := t.counter("vllm:nixl_num_failed_notifications", "Returns of leases that were never acknowledged.")
 	expired := t.counter("vllm:nixl_num_kv_expired_reqs", "Leases that ran out unread.")
 	handshakes := t.counters("tandem_peer_handshakes", "Handshakes with peers, by outcome.", "outcome", "ok", "failed")
 	shake := t.histogram("tandem_peer_handshake_seconds", "Seconds of a handshake.", postSeconds)
 	load := t.histogram("tandem_kv_load_seconds", "Seconds from the start of a load to its report, all tiles valid.", postSeconds)
+	byPeer := t.peerCounter("tandem_peer_load_failures", "Loads that did not bring all their tiles, by peer and class.", "class")
+	bytesOf := t.peerCounter("tandem_peer_loaded_bytes", "Bytes of reads that brought all their tiles, by peer.", "")
+	returnsTo := t.peerCounter("tandem_peer_failed_returns", "Returns of leases that were never acknowledged, by peer.", "")
 	t.Connector = connector.Metrics{
 		Transfer: func(x connector.Transfer) {
+			t.interval.transferred(&x)
+			bytesOf.add(x.Peer, "", float64(x.Bytes))
 			seconds.Observe(x.Duration.Seconds())
 			post.Observe(x.Post.Seconds())
 			size.Observe(float64(x.Bytes))
-			pieces.Observe(float64(x.Tiles))
+			pieces.Observe(float64(x.Pieces))
 		},
-		Failed:       func(kv.EngineID, connector.LoadClass) { failed.Inc() },
-		Expired:      func() { expired.Inc() },
-		ReturnFailed: func(kv.EngineID) { notices.Inc() },
+		Failed: func(peer kv.EngineID, c connector.LoadClass) {
+			t.interval.loadFailed()
+			failed.Inc()
+			byPeer.add(peer, string(c), 1)
+		},
+		Expired: func() { expired.Inc() },
+		ReturnFailed: func(peer kv.EngineID) {
+			notices.Inc()
+			returnsTo.add(peer, "", 1)
+		},
 		Handshake: func(ok bool, d time.Duration) {
 			outcome := "failed"
 			if ok {

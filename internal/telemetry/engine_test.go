@@ -34,7 +34,7 @@ func TestEngineMetricsHaveVLLMsNamesAndBuckets(t *testing.T) {
 	m.Engine.Finished(engine.RequestStats{Finish: engine.FinishStop, N: 1, Usage: engine.Usage{Prompt: 100, Completion: 7}, Decode: 600 * time.Millisecond})
 	m.Engine.LoadFailed(connector.ClassSum)
 	m.Engine.FirstToken(30 * time.Millisecond)
-	m.Connector.Transfer(connector.Transfer{Bytes: 4000, Tiles: 12, Duration: time.Millisecond})
+	m.Connector.Transfer(connector.Transfer{Peer: "P1", Bytes: 4000, Tiles: 3, Pieces: 12, Duration: time.Millisecond})
 	m.Connector.Expired()
 	m.Server.Params(3, 50)
 	m.Server.Request("/v1/completions", "POST", 200, time.Second)

@@ -45,7 +45,7 @@ var rules = []rule{
 	{[]string{"router/flow"}, append([]string{"time"}, effects...), true, "a core: the same events must give the same effects"},
 	{[]string{"connector/core"}, effects, true, "cores: time is an argument, and the same events must give the same effects"},
 	{[]string{"moves"}, []string{"./"}, false, "it knows no machine"},
-	{[]string{"guard", "ration"}, []string{"./"}, false, "leaves that every part may use"},
+	{[]string{"bystander", "ration"}, []string{"./"}, false, "leaves that every part may use"},
 	{[]string{"ration"}, effects, true, "a core: time is an argument"},
 	{[]string{"kv"}, []string{"./sched", "./connector", "./transfer"}, false, "it is the ground floor"},
 	{[]string{"transfer"}, []string{"./kv", "./sched"}, false, "it moves byte ranges and knows no tokens"},

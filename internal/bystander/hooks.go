@@ -1,10 +1,10 @@
-// Package guard keeps what only watches from changing what it watches.
+// Package bystander keeps what only watches from changing what it watches.
 //
 // Metrics and logs belong to others: a library, a disk, a terminal that somebody
 // stopped. A part that reports to them goes on whatever they do. Hooks takes the
 // panics of metric functions, Logs takes log lines away from whoever writes them
 // to a goroutine that may wait.
-package guard
+package bystander
 
 import (
 	"log/slog"
@@ -19,7 +19,7 @@ type Hooks struct {
 	said  atomic.Bool
 }
 
-// NewHooks returns guards for the hooks of owner.
+// NewHooks returns a Hooks for the hooks of owner.
 func NewHooks(owner string, log *slog.Logger) *Hooks { return &Hooks{log: log, owner: owner} }
 
 // Catch ends a panic. It is to be deferred by the function that calls the hook.
