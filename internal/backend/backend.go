@@ -141,7 +141,10 @@ func (b *Backend) Run(ctx context.Context, changed func(from, to *View)) {
 		case <-timer.C:
 		}
 		old := b.view.Load()
-		v := b.probe(ctx)
+		v, late := b.probe(ctx)
+		if late && old.State == Ready && ctx.Err() == nil {
+			v, _ = b.probe(ctx) // one late answer is a busy machine, two are an engine that hangs
+		}
 		if ctx.Err() != nil {
 			return
 		}
@@ -166,23 +169,24 @@ func (b *Backend) Run(ctx context.Context, changed func(from, to *View)) {
 }
 
 // probe asks whether the engine can serve: /health/ready where there is one, as
-// Tandem has, else /health, which says the same on vLLM.
-func (b *Backend) probe(ctx context.Context) *View {
+// Tandem has, else /health, which says the same on vLLM. Late says that no answer
+// came within the limit.
+func (b *Backend) probe(ctx context.Context) (v *View, late bool) {
 	ctx, cancel := context.WithTimeout(ctx, b.limits.Probe)
 	defer cancel()
 	for _, path := range []string{"/health/ready", "/health"} {
 		status, body, err := b.get(ctx, path)
 		switch {
 		case err != nil:
-			return &View{State: Down, Reason: plain(err)}
+			return &View{State: Down, Reason: plain(err)}, ctx.Err() != nil
 		case status == http.StatusNotFound || status == http.StatusMethodNotAllowed:
 			continue
 		case status/100 == 2:
-			return &View{State: Ready}
+			return &View{State: Ready}, false
 		}
-		return &View{State: NotReady, Reason: fmt.Sprintf("%s says %d %s", path, status, short(body))}
+		return &View{State: NotReady, Reason: fmt.Sprintf("%s says %d %s", path, status, short(body))}, false
 	}
-	return &View{State: NotReady, Reason: "has neither /health/ready nor /health"}
+	return &View{State: NotReady, Reason: "has neither /health/ready nor /health"}, false
 }
 
 func (b *Backend) get(ctx context.Context, path string) (status int, body []byte, err error) {

@@ -1,9 +1,78 @@
 package backend
 
 import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 )
+
+// An asked is a transport that answers one probe after the other.
+type asked func(*http.Request) (*http.Response, error)
+
+func (a asked) RoundTrip(q *http.Request) (*http.Response, error) { return a(q) }
+
+// One late answer of an engine that was ready is followed by another probe before
+// anybody is turned away; two late ones, or a refusal, are believed.
+func TestOneLateProbeIsNotBelieved(t *testing.T) {
+	const ok, late, refused = "ok", "late", "refused"
+	for name, c := range map[string]struct {
+		answers []string // to the probes; the last one to all that follow
+		want    []State
+	}{
+		"late once":           {[]string{ok, late, ok}, []State{Ready}},
+		"late now and then":   {[]string{ok, late, ok, ok, late, ok}, []State{Ready}},
+		"late twice":          {[]string{ok, late, late, ok}, []State{Ready, Down, Ready}},
+		"refused":             {[]string{ok, refused, ok}, []State{Ready, Down, Ready}},
+		"late, refused":       {[]string{ok, late, refused, ok}, []State{Ready, Down, Ready}},
+		"late from the start": {[]string{late, ok}, []State{Down, Ready}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			limits := DefaultLimits()
+			b, err := New("http://engine:1", Prefill, limits)
+			if err != nil {
+				t.Fatal(err)
+			}
+			probes, over := 0, make(chan struct{})
+			b.client.Transport = asked(func(q *http.Request) (*http.Response, error) {
+				w := httptest.NewRecorder()
+				if q.URL.Path != "/health/ready" {
+					w.WriteHeader(http.StatusNotFound)
+					return w.Result(), nil
+				}
+				answer := c.answers[min(probes, len(c.answers)-1)]
+				if probes++; probes == len(c.answers)+3 {
+					close(over)
+				}
+				switch answer {
+				case late:
+					<-q.Context().Done()
+					return nil, q.Context().Err()
+				case refused:
+					return nil, errors.New("connection refused")
+				}
+				return w.Result(), nil
+			})
+			var got []State
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				b.Run(ctx, func(_, to *View) { got = append(got, to.State) })
+			}()
+			<-over
+			cancel()
+			<-done
+			if !slices.Equal(got, c.want) {
+				t.Errorf("%s: %v, want %v", name, got, c.want)
+			}
+		})
+	}
+}
 
 func TestURLsThatNameNoEngine(t *testing.T) {
 	for _, raw := range []string{
