@@ -99,7 +99,7 @@ func roundTrip(t *testing.T, p, d *testEngine, n int, path string) {
 
 func TestKilledEngineIsReplaced(t *testing.T) {
 	d := hostEngine(t, "d", 1, 1, 20)
-	listen := "127.0.0.1:0"
+	listen := "127.0.0.2:0" // nobody else takes its ports meanwhile
 	var last *Handoff
 	for round := range 4 {
 		p := hostEngine(t, "p", 1, 1, []int{20, 40, 10}[round%3], func(c *Config) { c.Listen = listen })
@@ -300,7 +300,7 @@ func (s *stallProxy) cut() {
 
 func TestStallAndCutOnTheWire(t *testing.T) {
 	x := newStallProxy(t)
-	free, err := net.Listen("tcp", "127.0.0.1:0")
+	free, err := net.Listen("tcp", "127.0.0.2:0") // nobody else takes its ports meanwhile
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,9 +3,7 @@ package router
 import (
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 )
@@ -45,7 +43,7 @@ func TestEdgeSetsTheSalt(t *testing.T) {
 // gets is from its own answer, at once, and nothing of the old one is kept.
 func TestRestartedPrefillEngineAtOneAddress(t *testing.T) {
 	d := newStandIn(t, "D")
-	first := newStandIn(t, "P-0").tell("kv_producer", "a")
+	first := newStandIn(t, "P-0").tell("kv_producer", "a").move(t, "127.0.0.2:0") // nobody else takes its ports meanwhile
 	r, url := front(t, Config{}, []*standIn{first}, []*standIn{d})
 	addr, p := first.Listener.Addr().String(), first
 	for round := range 10 {
@@ -62,21 +60,7 @@ func TestRestartedPrefillEngineAtOneAddress(t *testing.T) {
 		for r.Ready() { // seen as gone, by a request that fails or by a probe
 			post(t, url+"/v1/completions", `{"prompt":"a"}`)
 		}
-		ln, err := net.Listen("tcp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		next := newStandIn(t, fmt.Sprintf("P-%d", round+1)).tell("kv_producer", "a")
-		p = next
-		again := httptest.NewUnstartedServer(next.Config.Handler)
-		if err := again.Listener.Close(); err != nil {
-			t.Fatal(err)
-		}
-		again.Listener = ln
-		again.Start()
-		t.Cleanup(again.Close)
-		next.Close()
-		p.Server = again
+		p = newStandIn(t, fmt.Sprintf("P-%d", round+1)).tell("kv_producer", "a").move(t, addr)
 		for !r.Ready() {
 			get(t, url+"/health")
 		}

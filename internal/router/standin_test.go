@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -56,6 +57,25 @@ func newStandIn(t *testing.T, name string) *standIn {
 	mux.HandleFunc("POST /v1/", s.generate)
 	s.Server = httptest.NewServer(mux)
 	t.Cleanup(s.Close)
+	return s
+}
+
+// move makes the stand-in serve at addr instead.
+func (s *standIn) move(t *testing.T, addr string) *standIn {
+	t.Helper()
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := httptest.NewUnstartedServer(s.Config.Handler)
+	if err := there.Listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	there.Listener = ln
+	there.Start()
+	t.Cleanup(there.Close)
+	s.Close()
+	s.Server = there
 	return s
 }
 

@@ -15,11 +15,15 @@ import (
 	"tandem/test/cluster"
 )
 
+// again are the arguments of an engine that is to come back at its addresses. It
+// has an IP address to itself: what else runs here takes ports of 127.0.0.1.
+var again = []string{"--host", "127.0.0.2", "--peer-listen", "127.0.0.2:0"}
+
 // H005, H006, H090: P is killed and comes back at the same addresses under the
 // same engine id, and with another pool each time. Nobody else is restarted, and
 // the first request is read from the new P.
 func TestPrefillEngineIsKilledAndComesBack(t *testing.T) {
-	g := newRig(t, nil, []string{"--no-enable-prefix-caching"})
+	g := newRig(t, again, []string{"--no-enable-prefix-caching"})
 	var h struct {
 		Addr string `json:"remote_addr"`
 		Inc  string `json:"remote_incarnation"`
@@ -54,7 +58,7 @@ func TestPrefillEngineIsKilledAndComesBack(t *testing.T) {
 		}
 		g.P.Kill()
 		wg.Wait()
-		args := append(slices.Clone(sim), "--num-gpu-blocks-override", blocks, "--port", port, "--peer-listen", addr)
+		args := slices.Concat(sim, again, []string{"--num-gpu-blocks-override", blocks, "--port", port, "--peer-listen", addr})
 		g.P = cluster.Engine(t, "P", "kv_producer", cluster.Token(t), args...).Ready(t)
 		cluster.Eventually(t, "the router has a pair", func() bool { return answers(g.Router.URL + "/health") })
 		if told(); h.Addr != addr || h.Inc == before {
@@ -103,8 +107,7 @@ func TestPrefillEngineDiesDuringItsLeg(t *testing.T) {
 // D dies with streams open: they end with an error, never as if they were whole,
 // and P holds nothing for it. A new D at the same address serves.
 func TestDecodeEngineIsKilledAndComesBack(t *testing.T) {
-	slow := []string{"--sim-token-time", "2ms"}
-	g := newRig(t, nil, slow)
+	g := newRig(t, nil, append(slices.Clone(again), "--sim-token-time", "2ms"))
 	_, port := hostPort(t, g.D)
 	const n = 8
 	started, results := make(chan struct{}, n), make(chan error, n)
@@ -142,7 +145,7 @@ func TestDecodeEngineIsKilledAndComesBack(t *testing.T) {
 		}
 	}
 	g.P.AllFree(t)
-	g.D = cluster.Engine(t, "D", "kv_consumer", cluster.Token(t), append(slices.Clone(sim), "--port", port)...).Ready(t)
+	g.D = cluster.Engine(t, "D", "kv_consumer", cluster.Token(t), slices.Concat(sim, again, []string{"--port", port})...).Ready(t)
 	cluster.Eventually(t, "the router has a pair", func() bool { return answers(g.Router.URL + "/health") })
 	g.unharmed(t)
 }
@@ -205,7 +208,7 @@ func (r *relay) cut() int {
 // were on it end or are computed on D, and the next one is read from P.
 func TestConnectionIsCut(t *testing.T) {
 	r := newRelay(t)
-	free, err := net.Listen("tcp", "127.0.0.1:0")
+	free, err := net.Listen("tcp", "127.0.0.2:0") // see again
 	if err != nil {
 		t.Fatal(err)
 	}

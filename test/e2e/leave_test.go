@@ -49,7 +49,10 @@ func TestClientsLeave(t *testing.T) {
 			case 0: // in the middle of the stream
 			case 1: // as soon as P has something to do
 				go func() {
-					cluster.Eventually(t, "P computes", func() bool { i := g.P.Info(t); return i.Running+i.Waiting > 0 || i.Leases > 0 })
+					cluster.Eventually(t, "P computes", func() bool {
+						i := g.P.Info(t)
+						return ctx.Err() != nil || i.Running+i.Waiting > 0 || i.Leases > 0
+					})
 					cancel()
 				}()
 			case 2: // when P has made a hand-off, or the answer began
@@ -78,7 +81,7 @@ func TestClientsLeave(t *testing.T) {
 
 // H075: a long prefill that nobody waits for any more ends at its next step.
 func TestPrefillStopsWhenTheClientLeaves(t *testing.T) {
-	g := newRig(t, []string{"--sim-token-time", "2ms", "--max-num-batched-tokens", "16"}, nil)
+	g := newRig(t, []string{"--sim-token-time", "20ms", "--max-num-batched-tokens", "16"}, nil) // 40 s, if nobody ends it
 	const n = 5
 	for range n {
 		ctx, cancel := context.WithCancel(t.Context())
