@@ -87,15 +87,20 @@ func (c *call) begin(body io.Reader) ([]byte, error) {
 		}
 		return first, err
 	}
+	var first []byte
 	buf := make([]byte, 16<<10)
-	n, err := io.ReadAtLeast(body, buf, 1)
-	if n > 0 {
-		return buf[:n], nil
+	for c.ripe(first) == 0 {
+		n, err := body.Read(buf)
+		first = append(first, buf[:n]...)
+		switch {
+		case err == nil || c.ripe(first) > 0:
+		case errors.Is(err, io.EOF):
+			return nil, io.ErrUnexpectedEOF
+		default:
+			return nil, err
+		}
 	}
-	if errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
-	}
-	return nil, err
+	return first, nil
 }
 
 // errorEvent recognises a stream that begins with an error, which is a failed

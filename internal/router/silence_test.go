@@ -47,6 +47,16 @@ func TestAnswersThatNeverEnd(t *testing.T) {
 			if status != http.StatusOK || !strings.HasPrefix(body, event) || strings.Count(body, `"error"`) != 1 || !strings.HasSuffix(body, "data: [DONE]\n\n") {
 				t.Errorf("stream: %d %s", status, body)
 			}
+			// Half an event is nothing that a client could read.
+			d.set(silentAfter(event+half, cut))
+			status, _, body = post(t, url+"/v1/completions", `{"prompt":"a","stream":true}`)
+			if status != http.StatusOK || !strings.HasPrefix(body, event+"data: {\"error\"") || !strings.HasSuffix(body, "data: [DONE]\n\n") {
+				t.Errorf("half an event: %d %s", status, body)
+			}
+			d.set(silentAfter("data: "+half, cut))
+			if status, _, body = post(t, url+"/v1/completions", `{"prompt":"a","stream":true}`); status != http.StatusBadGateway || strings.Contains(body, half) {
+				t.Errorf("half an event and nothing else: %d %s", status, body)
+			}
 			d.set(hooks{})
 			p.set(silentAfter(half, cut))
 			if status, _, body = post(t, url+"/v1/completions", `{"prompt":"a"}`); status != http.StatusBadGateway || !strings.Contains(body, "backend_unavailable") {
@@ -65,5 +75,31 @@ func TestAnswersThatNeverEnd(t *testing.T) {
 				t.Error("the D that never ends was not asked")
 			}
 		})
+	}
+}
+
+// The end mark counts without its empty line, and events may end with \r\n.
+func TestEventsOfOtherEngines(t *testing.T) {
+	for _, stream := range []string{
+		"data: {}\n\ndata: [DONE]\n", "data: {}\n\ndata: [DONE]", "data: {}\r\n\r\ndata: [DONE]\r\n\r\n", ": ping\n\ndata: {}\n\ndata: [DONE]\n\n",
+	} {
+		_, d, _, url := pair(t, Config{})
+		d.set(hooks{decode: func(w http.ResponseWriter, _ *http.Request, _ []byte) bool {
+			for _, c := range []byte(stream) { // in the smallest pieces
+				_, _ = w.Write([]byte{c})
+				_ = http.NewResponseController(w).Flush()
+			}
+			return true
+		}})
+		if status, _, body := post(t, url+"/v1/completions", `{"prompt":"a","stream":true}`); status != http.StatusOK || body != stream {
+			t.Errorf("%q: %d %q", stream, status, body)
+		}
+	}
+	for text, want := range map[string]int{
+		"": 0, "\n": 0, "a\n": 0, "a\n\n": 3, "a\n\nb\n": 3, "a\n\nb\n\nc": 6, "a\r\n\r\nb": 5, "\n\n": 2,
+	} {
+		if got := wholeEvents([]byte(text)); got != want {
+			t.Errorf("%q: %d, want %d", text, got, want)
+		}
 	}
 }

@@ -165,18 +165,29 @@ func (c *call) serveOne(w *recorder, q *http.Request) {
 	}
 	w.WriteHeader(leg.resp.StatusCode)
 	out := c.output(w)
-	if out.write(leg.first) != nil {
-		return
-	}
+	pending := leg.first // not yet passed on
 	buf := make([]byte, 16<<10)
 	for {
+		if n := c.ripe(pending); n > 0 {
+			if out.write(pending[:n]) != nil {
+				return
+			}
+			pending = pending[:copy(pending, pending[n:])]
+		}
 		n, err := leg.resp.Body.Read(buf)
-		if n > 0 && out.write(buf[:n]) != nil {
+		pending = append(pending, buf[:n]...)
+		if err == nil {
+			continue
+		}
+		// What is left is whole, or the beginning of an event that nobody can use.
+		n = c.ripe(pending)
+		if errors.Is(err, io.EOF) && endMark(pending[n:]) {
+			n = len(pending)
+		}
+		if n > 0 && out.write(pending[:n]) != nil {
 			return
 		}
 		switch why := left(q.Context()); {
-		case err == nil:
-			continue
 		case errors.Is(err, io.EOF) && (!c.stream || out.whole()):
 		case why == stopped && c.stream:
 			out.abort(shutdown())
@@ -198,6 +209,32 @@ func (c *call) serveOne(w *recorder, q *http.Request) {
 		return
 	}
 }
+
+// ripe returns how many bytes of b can be passed on: of a stream whole events, so
+// that a client never meets the half of one.
+func (c *call) ripe(b []byte) int {
+	if !c.stream || len(b) > maxEvent {
+		return len(b)
+	}
+	return wholeEvents(b)
+}
+
+// wholeEvents returns the length of the events at the beginning of b that are
+// complete: an empty line ends an event.
+func wholeEvents(b []byte) int {
+	for i := len(b); ; {
+		i = bytes.LastIndexByte(b[:i], '\n')
+		switch {
+		case i <= 0:
+			return 0
+		case b[i-1] == '\n', b[i-1] == '\r' && i > 1 && b[i-2] == '\n':
+			return i + 1
+		}
+	}
+}
+
+// endMark reports whether b is the end of a stream that lacks its empty line.
+func endMark(b []byte) bool { return string(bytes.TrimSpace(b)) == "data: [DONE]" }
 
 const interrupted = "stream_interrupted"
 
