@@ -35,7 +35,11 @@ func (e *Engine) carry(now time.Time) {
 }
 
 func (e *Engine) emit(f *effect) {
-	if !f.g.stream.push(f.out, f.last) {
+	switch {
+	case f.g.stream.push(f.out, f.last):
+	case f.g.over: // ended in this very step, so that an abort would tell nobody
+		f.g.stream.push(Output{Choice: f.out.Choice, Finish: FinishAbort, Usage: f.g.usage, Err: ErrSlowReader}, true)
+	default:
 		e.core.abort(f.g, ErrSlowReader)
 	}
 }
