@@ -41,7 +41,7 @@ race: model ## the concurrent packages under the race detector (needs gcc)
 	CGO_ENABLED=1 $(GO) test -race $(RACE_PKGS)
 
 invariants: model ## the same packages with expensive checks after every step
-	$(GO) test -tags invariants $(RACE_PKGS)
+	$(GO) test -tags invariants $(RACE_PKGS) ./test/simulation
 
 # make sim SEED=123 TRACE=1 runs one seed and prints every event.
 SEEDS ?= 20000

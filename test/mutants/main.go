@@ -69,7 +69,7 @@ func runListed(ctx context.Context, out, _ io.Writer, only []string, workers int
 	var list []listed
 	tests := map[string][]string{}
 	for _, m := range allListed() {
-		if wanted(m.File, only) {
+		if wanted(m.File+" "+m.In, only) {
 			list = append(list, m)
 			tests[m.pkg()] = append(tests[m.pkg()], m.names()...)
 		}

@@ -47,5 +47,5 @@ func (m listed) names() []string { return strings.Fields(m.Tests) }
 
 // allListed returns every listed mutant.
 func allListed() []listed {
-	return slices.Concat(kvMutants, schedMutants, coreMutants, shellMutants)
+	return slices.Concat(kvMutants, schedMutants, coreMutants, shellMutants, simulationMutants)
 }

@@ -110,18 +110,19 @@ func (r *Runner) build(seed uint64, opt Options, cover *Coverage) *world {
 	}
 	lease := []time.Duration{1500 * time.Millisecond, 5 * time.Second, 30 * time.Second}[d.IntN(3)]
 	policy := [...]engine.FailPolicy{engine.PolicyRecompute, engine.PolicyRecompute, engine.PolicyFail}[d.IntN(3)]
+	room := []int{0, 160}[d.IntN(2)] // tokens of a pool beyond one whole sequence
 	for i, role := range roles {
 		g := grids[0]
 		if !role.prefill {
 			g = grids[1]
 		}
-		blocks := (longest+g.bt-1)/g.bt + 2 + d.IntN(max(2, 192/g.bt))
+		blocks := (longest+g.bt-1)/g.bt + d.IntN(max(2, room/g.bt))
 		n := &node{
 			w: w, name: role.name, addr: fmt.Sprintf("10.0.0.%d:7000", i+1), index: i, prefill: role.prefill,
 			model: modelConfig(g.tp, g.bt, blocks), lease: lease, faults: fault.New(),
 			config: engine.Config{
-				ID: kv.EngineID(role.name), MaxBatchedTokens: 16 << d.IntN(4), MaxSeqs: 2 + d.IntN(6), MaxRequests: 64,
-				Policy: policy, Seed: seed | 1, NoPrefixCache: d.IntN(8) == 0,
+				ID: kv.EngineID(role.name), MaxBatchedTokens: 16 << d.IntN(4), MaxSeqs: 2 + d.IntN(8), MaxRequests: 64,
+				MaxOutputs: []int{2, 1024, 1024}[d.IntN(3)], Priority: d.IntN(3) == 0, Policy: policy, Seed: seed | 1, NoPrefixCache: d.IntN(8) == 0,
 			},
 		}
 		w.nodes = append(w.nodes, n)
@@ -164,6 +165,7 @@ func (w *world) drawRequests() {
 	n := w.opt.Requests
 	n += d.IntN(n/2 + 1)
 	pace := []time.Duration{2 * time.Millisecond, 20 * time.Millisecond, 400 * time.Millisecond}[d.IntN(3)]
+	long := d.IntN(2) == 0
 	few := 2 + d.IntN(prompts-2) // prompts of this seed
 	at := time.Duration(0)
 	for i := range n {
@@ -172,7 +174,10 @@ func (w *world) drawRequests() {
 		p := d.IntN(few)
 		q := &request{key: fmt.Sprint(p), prompt: prompt(p), params: sample.Default(), at: at}
 		q.params.Temperature = 0
-		q.params.MaxTokens = 1 + d.IntN(outputs)
+		q.params.MaxTokens = 1 + d.IntN(10)
+		if long && d.IntN(2) == 0 {
+			q.params.MaxTokens = outputs/2 + d.IntN(outputs/2)
+		}
 		if d.IntN(3) == 0 {
 			s := int64(d.IntN(3))
 			q.params.Temperature, q.params.Seed = 1, &s
@@ -194,11 +199,24 @@ func (w *world) drawRequests() {
 		if w.opt.Mask.Requests[i] {
 			continue
 		}
-		a, err := w.ref.answer(q.key, q.prompt, q.params)
-		if err != nil {
-			panic(err)
+		n := 1
+		if d.IntN(12) == 0 {
+			n += 1 + d.IntN(2)
 		}
-		q.want = a
+		for choice := range n {
+			a, err := w.ref.answer(q.key, q.prompt, q.params, choice)
+			if err != nil {
+				panic(err)
+			}
+			q.want = append(q.want, a)
+		}
+		if d.IntN(10) == 0 {
+			q.stopAt = 1 + d.IntN(6)
+		}
+		if d.IntN(10) == 0 {
+			q.slow = time.Duration(1+d.IntN(100)) * time.Millisecond
+		}
+		q.rank, q.probe = d.IntN(3), d.IntN(25) == 0
 		w.client(i, q)
 	}
 }
@@ -215,6 +233,7 @@ func (w *world) drawFaults() {
 		n = 0
 	}
 	plan := fault.Plan{Seed: w.seed}
+	var lied fault.Point
 	for i := range n {
 		c := cells[d.IntN(len(cells))]
 		f := fault.Fault{Point: c.Point, Action: c.Action}
@@ -242,8 +261,19 @@ func (w *world) drawFaults() {
 		default:
 			f.When.Pattern = []string{"OX", "OOOX", "XO", "OOXX"}[d.IntN(4)]
 		}
+		if c.Point == fault.Handshake && d.IntN(2) == 0 {
+			f.When = fault.When{Pattern: "XXXXXXXO"} // so that the back-off grows
+		}
 		if c.Point == fault.Process {
 			f.When = fault.When{Nth: []uint64{uint64(1 + d.IntN(30))}}
+		}
+		// A peer that has both the sums and the bytes of another tile tells a lie
+		// that no sum can find.
+		if c.Action == fault.OtherTile {
+			if lied != "" && lied != c.Point {
+				continue
+			}
+			lied = c.Point
 		}
 		if w.opt.Mask.Faults[i] {
 			continue
@@ -267,6 +297,9 @@ func (w *world) drawFaults() {
 func (w *world) drawActs() {
 	d := stream(w.seed, forActs)
 	n := max(0, d.IntN(6)-2)
+	if d.IntN(5) == 0 {
+		n += 4
+	}
 	for i := range n {
 		at := time.Duration(d.Float64() * float64(2*time.Second))
 		node := w.nodes[d.IntN(len(w.nodes))]

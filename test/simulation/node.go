@@ -224,7 +224,7 @@ func (n *node) step() {
 // pump gives outputs to the legs that wait for them.
 func (n *node) pump() {
 	for _, x := range slices.Clone(n.legs) {
-		for {
+		for !x.slow {
 			out, err := x.stream.Next(gone)
 			if errors.Is(err, io.EOF) {
 				n.legs = slices.DeleteFunc(n.legs, func(o *exchange) bool { return o == x })

@@ -17,9 +17,9 @@ const (
 	heads    = 4
 	headDim  = 2
 	layers   = 1
-	eosEvery = 40
-	longest  = 160 // tokens of a sequence
-	outputs  = 24  // tokens of an answer, at most
+	eosEvery = 60
+	longest  = 176 // tokens of a sequence
+	outputs  = 48  // tokens of an answer, at most
 )
 
 // modelConfig is the model for an engine of so many ranks, tokens of a block and
@@ -72,11 +72,11 @@ func newReference() (*reference, error) {
 
 func (r *reference) close() error { return r.model.Close() }
 
-// answer returns what follows prompt. Key is equal for equal prompts, and no
+// answer returns what follows prompt as one of several choices. Key is equal for equal prompts, and no
 // other ones.
-func (r *reference) answer(key string, prompt []kv.Token, p sample.Params) (*answer, error) {
+func (r *reference) answer(key string, prompt []kv.Token, p sample.Params, choice int) (*answer, error) {
 	if p.Seed != nil {
-		key += fmt.Sprintf("/%d", *p.Seed)
+		key += fmt.Sprintf("/%d.%d", *p.Seed, choice)
 	}
 	key += fmt.Sprintf("/%d", p.MaxTokens)
 	r.mu.Lock()
@@ -92,7 +92,7 @@ func (r *reference) answer(key string, prompt []kv.Token, p sample.Params) (*ans
 	if p.Seed != nil {
 		seed = uint64(*p.Seed)
 	}
-	st := sample.NewState(p, prompt, []kv.Token{sim.EOS}, p.MaxTokens, 0, seed)
+	st := sample.NewState(p, prompt, []kv.Token{sim.EOS}, p.MaxTokens, choice, seed)
 	var s sample.Sampler
 	a := &answer{}
 	all := append([]kv.Token(nil), prompt...)

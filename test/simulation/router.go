@@ -28,16 +28,16 @@ type call struct {
 	due     []flow.Effect[*node]
 	leg     *leg
 	limit   *event
-	left    bool // the client has gone
-	over    bool // it has its answer, or will have none
-	excused bool // a fault took an answer away that nobody else limits
-	got     []kv.Token
-	usage   engine.Usage
+	left    bool         // the client has gone
+	over    bool         // it has its answer, or will have none
+	excused bool         // a fault took an answer away that nobody else limits
+	got     [][]kv.Token // by choice
+	ended   int          // choices
 }
 
 // client lets a request come in at its time.
 func (w *world) client(id int, q *request) {
-	c := &call{w: w, id: id, q: q, flow: flow.New[*node](q.whole, retries)}
+	c := &call{w: w, id: id, q: q, flow: flow.New[*node](q.whole, retries), got: make([][]kv.Token, len(q.want))}
 	w.calls = append(w.calls, c)
 	w.after(nil, q.at, "", func() {
 		w.logf(nil, "request %d: prompt %s of %d tokens, at most %d more, whole %t", id, q.key, len(q.prompt), q.params.MaxTokens, q.whole)
@@ -73,7 +73,7 @@ func (w *world) ready(list []*node) (n int) {
 func (c *call) end(how string) {
 	c.over = true
 	c.limit.cancel()
-	c.w.logf(nil, "request %d ends: %s, %d tokens", c.id, how, len(c.got))
+	c.w.logf(nil, "request %d ends: %s, %d tokens", c.id, how, len(c.got[0]))
 }
 
 // leave is the client's going away.
@@ -399,28 +399,40 @@ func (l *leg) piece(out engine.Output, handoff json.RawMessage) {
 			return
 		}
 	}
-	c.got = append(c.got, out.Tokens...)
-	want := c.q.want
-	if len(c.got) > len(want.tokens) || !slices.Equal(c.got, want.tokens[:len(c.got)]) {
-		w.fail("request %d got tokens %v, a lone engine makes %v", c.id, c.got, want.tokens)
+	if !c.compare(out) || c.ended < len(c.got) {
 		return
 	}
-	if out.Finish == "" {
-		return
-	}
-	if string(out.Finish) != want.finish || len(c.got) != len(want.tokens) {
-		w.fail("request %d ends with %q after %d tokens, a lone engine with %q after %d", c.id, out.Finish, len(c.got), want.finish, len(want.tokens))
-		return
-	}
-	u := out.Usage
-	if u.Prompt != len(c.q.prompt) || u.Completion != len(c.got) || u.LocalHit+u.Loaded+u.Recomputed+u.Computed != u.Prompt {
-		w.fail("request %d: usage %+v does not add up", c.id, u)
-		return
-	}
-	c.usage = u
 	l.close()
 	w.cover.Answered++
 	c.end("ok")
+}
+
+// compare checks an output against what a lone engine makes. It reports whether
+// the choice has ended.
+func (c *call) compare(out engine.Output) bool {
+	w, want := c.w, c.q.want[out.Choice]
+	got := append(c.got[out.Choice], out.Tokens...)
+	c.got[out.Choice] = got
+	if len(got) > len(want.tokens) || !slices.Equal(got, want.tokens[:len(got)]) {
+		w.fail("choice %d of request %d got tokens %v, a lone engine makes %v", out.Choice, c.id, got, want.tokens)
+		return false
+	}
+	if out.Finish == "" {
+		return false
+	}
+	stopped := out.Choice == 0 && c.q.stopAt > 0 && len(got) >= c.q.stopAt && out.Finish == engine.FinishStop
+	if !stopped && (string(out.Finish) != want.finish || len(got) != len(want.tokens)) {
+		w.fail("choice %d of request %d ends with %q after %d tokens, a lone engine with %q after %d",
+			out.Choice, c.id, out.Finish, len(got), want.finish, len(want.tokens))
+		return false
+	}
+	u := out.Usage
+	if u.Prompt != len(c.q.prompt) || u.LocalHit+u.Loaded+u.Recomputed+u.Computed != u.Prompt {
+		w.fail("request %d: usage %+v does not add up", c.id, u)
+		return false
+	}
+	c.ended++
+	return true
 }
 
 // An exchange is one request as the engine's server sees it.
@@ -430,6 +442,8 @@ type exchange struct {
 	stream *engine.Stream
 	deaf   bool // its answer goes nowhere
 	hung   bool // its client has gone
+	made   int  // tokens of choice 0 that were read
+	slow   bool // nothing is read now
 }
 
 // submit gives the request to the engine.
@@ -439,7 +453,10 @@ func (x *exchange) submit() {
 	if x.l.prefill {
 		r.RemoteDecode = true
 	} else {
-		r.Policy = engine.FailPolicy(q.policy)
+		r.Policy, r.N, r.Priority = engine.FailPolicy(q.policy), len(q.want), q.rank
+		if q.probe {
+			r.PromptLogprobs = 0
+		}
 		if raw := x.l.c.flow.Handoff(); raw != nil {
 			h, err := connector.ParseHandoff(raw)
 			if err != nil {
@@ -462,6 +479,13 @@ func (x *exchange) submit() {
 		return
 	}
 	x.stream = s
+	if q.slow > 0 && !x.l.prefill {
+		x.slow = true
+		w.after(n, q.slow, "", func() {
+			x.slow = false
+			n.pump()
+		})
+	}
 	n.legs = append(n.legs, x)
 	n.kick()
 }
@@ -491,6 +515,15 @@ func (x *exchange) output(out engine.Output) {
 		return
 	}
 	if !x.l.prefill {
+		if out.Choice == 0 {
+			before, at := x.made, x.l.c.q.stopAt
+			if x.made += len(out.Tokens); before < at && at <= x.made {
+				x.n.w.after(x.n, 20*time.Microsecond, "", func() {
+					x.stream.Stop(0)
+					x.n.kick()
+				})
+			}
+		}
 		x.reply(func(l *leg) { l.piece(out, nil) })
 		return
 	}

@@ -64,6 +64,13 @@ func (s *shell) lease(ev any) core.LeaseEffects {
 	for _, id := range e.Unclaim {
 		delete(s.claims, id)
 	}
+	if lost, ok := ev.(core.LostEvent); ok {
+		for id, c := range s.claims {
+			if c.From == lost.From {
+				s.w.fail("%s: the claim of lease %s outlives its connection", s.n.name, short(id))
+			}
+		}
+	}
 	for _, end := range e.Ended {
 		s.w.logf(s.n, "lease %s ends: %s", short(end.ID), [...]string{"", "returned", "revoked", "expired"}[end.Why])
 		s.freed <- end.Blocks

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -123,4 +124,41 @@ func report(t *testing.T, r *Runner, v *BrokenError) {
 	var out bytes.Buffer
 	r.Run(w.Seed, Options{Requests: *requests, Mask: mask, Trace: &out}, NewCoverage())
 	t.Logf("shrunk:\n%s", out.String())
+}
+
+// The same seed has the same history, event by event, whatever ran before on the
+// same memory.
+func TestSeedsRepeat(t *testing.T) {
+	runners, done, err := Runners(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := done(); err != nil {
+			t.Error(err)
+		}
+	}()
+	history := func(seed uint64) string {
+		var out bytes.Buffer
+		if v := runners[0].Run(seed, Options{Requests: 20, Trace: &out}, NewCoverage()); v != nil {
+			t.Fatal(v)
+		}
+		return out.String()
+	}
+	const n = 40
+	var before []string
+	for seed := range uint64(n) {
+		before = append(before, history(seed+1))
+	}
+	for seed := range uint64(n) {
+		a, b := strings.Split(before[n-1-seed], "\n"), strings.Split(history(n-seed), "\n")
+		if len(a) < 100 {
+			t.Fatalf("seed %d has %d lines", n-seed, len(a))
+		}
+		for i := range a {
+			if i >= len(b) || a[i] != b[i] {
+				t.Fatalf("seed %d, line %d:\n%s\n%s", n-seed, i+1, a[i], b[min(i, len(b)-1)])
+			}
+		}
+	}
 }

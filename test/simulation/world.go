@@ -155,8 +155,12 @@ type request struct {
 	at     time.Duration
 	leaves time.Duration // after at; 0: stays
 	whole  bool
-	policy string // "" is the engine's
-	want   *answer
+	policy string        // "" is the engine's
+	want   []*answer     // by choice
+	stopAt int           // the server finds a stop string in choice 0 after so many tokens; 0: never
+	slow   time.Duration // the answer is not read for so long; 0: it is read at once
+	rank   int           // priority
+	probe  bool          // wants log-probabilities of the prompt
 }
 
 // fail notes the first broken promise.
