@@ -32,9 +32,11 @@ type link struct {
 	hold   chan struct{}       // not nil: loads wait until it is closed
 	posted chan kv.RequestID   // not nil: told of each load
 	bad    func(tile int) bool // tiles that fail
-	refuse error               // of Verify
-	twice  bool                // report twice
-	deny   bool                // Grant gives nothing
+	badOf  func(kv.RequestID, int) bool
+	refuse error // of Verify
+	twice  bool  // report twice
+	inline bool  // report before Load returns
+	deny   bool  // Grant gives nothing
 	onLoad func(connector.LoadSpec)
 
 	mu       sync.Mutex
@@ -150,7 +152,11 @@ func (l *link) Load(s connector.LoadSpec) {
 	if l.onLoad != nil {
 		l.onLoad(s)
 	}
-	go l.load(s, cancel)
+	if l.inline {
+		l.load(s, cancel)
+	} else {
+		go l.load(s, cancel)
+	}
 	if l.posted != nil {
 		l.posted <- s.ID
 	}
@@ -167,7 +173,7 @@ func (l *link) load(s connector.LoadSpec, cancel chan struct{}) {
 	}
 	p := l.f.peer(s.Handoff)
 	for i := s.FromTile; i < s.ToTile; i++ {
-		if rep.Canceled || l.bad != nil && l.bad(i) {
+		if rep.Canceled || l.bad != nil && l.bad(i) || l.badOf != nil && l.badOf(s.ID, i) {
 			rep.Invalid = append(rep.Invalid, i)
 			l.scribble(s, i)
 			continue

@@ -57,6 +57,7 @@ type client struct {
 	frozen   map[int]bool // positions that were loaded and verified
 	loaded   int
 	rows     []int // prompt positions with logits, in order
+	computed int   // tokens, in all steps
 	lastStep int
 }
 
@@ -346,6 +347,7 @@ func (w *world) compute(p *Plan) []Result {
 		c.lastStep = w.step
 		tokens := append(slices.Clone(c.req.Prompt), c.out...)
 		end := q.Pos + len(q.Tokens)
+		c.computed += len(q.Tokens)
 		if len(q.Tokens) == 0 || !slices.Equal(q.Tokens, tokens[q.Pos:end]) {
 			w.t.Fatalf("%s: computes %v at %d", it.ID, q.Tokens, q.Pos)
 		}
