@@ -1,6 +1,7 @@
 package kv
 
 import (
+	"fmt"
 	"math/bits"
 	"slices"
 	"testing"
@@ -269,8 +270,45 @@ func TestFullBucketTakesNoMore(t *testing.T) {
 	if p.Index(0, b[maxBucket], []Token{99}, "") == lost {
 		t.Fatal("the bucket has room and takes nothing")
 	}
+	if p.Index(at, b[maxBucket+2], []Token{1}, "") != lost || p.Indexed() != maxBucket {
+		t.Fatal("a child of what was not taken is taken when there is room")
+	}
 	if err := p.Check(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Every token and the salt count in the hash of a block, the salt only at the
+// start of a sequence, since others have it in their parents. Blocks that are
+// longer than the buffer of the hash are hashed to their end.
+func TestHashSeesEverything(t *testing.T) {
+	p := NewPool(1, 16)
+	for _, n := range []int{1, 16, 64, 65, 128, 200} {
+		tokens := make([]Token, n)
+		for i := range tokens {
+			tokens[i] = Token(i * 77)
+		}
+		whole := p.sumOf(7, "", tokens)
+		seen := map[uint64]string{whole: "whole"}
+		note := func(sum uint64, what string) {
+			t.Helper()
+			if seen[sum] != "" {
+				t.Errorf("%d tokens: %s and %s have one hash", n, what, seen[sum])
+			}
+			seen[sum] = what
+		}
+		for i := range tokens {
+			tokens[i]++
+			note(p.sumOf(7, "", tokens), fmt.Sprint("token ", i, " changed"))
+			tokens[i]--
+		}
+		note(p.sumOf(8, "", tokens), "another parent")
+		note(p.sumOf(0, "", tokens), "no parent")
+		note(p.sumOf(0, "a", tokens), "salt a")
+		note(p.sumOf(0, "b", tokens), "salt b")
+		if p.sumOf(7, "a", tokens) != whole {
+			t.Errorf("%d tokens: the salt counts behind a parent", n)
+		}
 	}
 }
 
@@ -281,6 +319,26 @@ func TestBuckets(t *testing.T) {
 		x := newIndex(n)
 		if len(x.buckets) < n || bits.OnesCount(uint(len(x.buckets))) != 1 || x.mask != uint64(len(x.buckets)-1) {
 			t.Errorf("%d buckets, mask %x for %d blocks", len(x.buckets), x.mask, n)
+		}
+	}
+}
+
+// The sums of every tile have a place of their own.
+func TestSumsOfTilesStandApart(t *testing.T) {
+	l := Layout{Layers: 2, Heads: 3, HeadDim: 8, Elem: F16, BlockTiles: 2}
+	a := testArena(t, l, 4)
+	fill(a.Bytes(), 9)
+	for tile := range TileID(8) {
+		a.Seal(tile, TileTokens)
+	}
+	for tile := range TileID(8) {
+		for head := range l.Heads {
+			if a.Sums(tile)[head] != SumHead(a.Tile(tile), l, head) {
+				t.Errorf("tile %d, head %d: another tile's sum took its place", tile, head)
+			}
+		}
+		if len(a.Sums(tile)) != l.Heads || cap(a.Sums(tile)) != l.Heads {
+			t.Errorf("tile %d: %d sums with room for %d", tile, len(a.Sums(tile)), cap(a.Sums(tile)))
 		}
 	}
 }

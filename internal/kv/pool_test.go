@@ -219,10 +219,14 @@ func TestMisusePanics(t *testing.T) {
 	p := NewPool(2, 2)
 	b, _ := p.Alloc(nil, 1)
 	p.Unref(b[0])
+	q := NewPool(1, 2)
+	held, _ := q.Alloc(nil, 1)
 	for name, f := range map[string]func(){
 		"freed twice":   func() { p.Unref(b[0]) },
 		"ref of free":   func() { p.Ref(b[0]) },
 		"index of free": func() { p.Index(0, b[0], []Token{1, 2}, "") },
+		"index of half": func() { q.Index(0, held[0], []Token{1}, "") },
+		"index of more": func() { q.Index(0, held[0], []Token{1, 2, 3}, "") },
 		"empty pool":    func() { NewPool(0, 16) },
 		"empty blocks":  func() { NewPool(4, 0) },
 		"less than no":  func() { NewPool(-1, 16) },
