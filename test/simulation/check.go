@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 )
 
@@ -122,6 +123,26 @@ func (n *node) sealed(blocks []kv.BlockID, to int) {
 				if kv.SumHead(a.Tile(t), a.Layout(), h) != sum {
 					n.w.fail("%s: tile %d of a claimed lease is not what was sealed", n.name, i)
 					return
+				}
+			}
+		}
+	}
+}
+
+// unpinned: no claim ends while its reader, over a connection that stands, still
+// reads.
+func (s *shell) unpinned(c core.Running) {
+	for _, n := range s.w.dec {
+		if !n.alive || n.frozen || n.inc != c.From.Incarnation {
+			continue
+		}
+		for _, l := range n.shell.loads {
+			if l.spec.Handoff.Lease != c.ID || l.freezes != n.freezes || l.view == nil || l.view.conn.id != c.From || l.view.conn.ended {
+				continue
+			}
+			for _, r := range l.reads {
+				if !r.over {
+					s.w.fail("%s lets the claim of lease %s end while %s reads", s.n.name, short(c.ID), n.name)
 				}
 			}
 		}

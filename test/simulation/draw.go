@@ -122,7 +122,7 @@ func (r *Runner) build(seed uint64, opt Options, cover *Coverage) *world {
 			model: modelConfig(g.tp, g.bt, blocks), lease: lease, faults: fault.New(),
 			config: engine.Config{
 				ID: kv.EngineID(role.name), MaxBatchedTokens: 16 << d.IntN(4), MaxSeqs: 2 + d.IntN(8), MaxRequests: 64,
-				MaxOutputs: []int{2, 1024, 1024}[d.IntN(3)], Priority: d.IntN(3) == 0, Policy: policy, Seed: seed | 1, NoPrefixCache: d.IntN(8) == 0,
+				MaxOutputs: []int{4, 1024, 1024}[d.IntN(3)], Priority: d.IntN(3) == 0, Policy: policy, Seed: seed | 1, NoPrefixCache: d.IntN(8) == 0,
 			},
 		}
 		w.nodes = append(w.nodes, n)
@@ -133,8 +133,11 @@ func (r *Runner) build(seed uint64, opt Options, cover *Coverage) *world {
 		}
 		n.start()
 	}
-	w.drawFaults()
-	w.drawActs()
+	w.calm = d.IntN(12) == 0
+	if !w.calm {
+		w.drawFaults()
+		w.drawActs()
+	}
 	w.drawRequests()
 	return w
 }
@@ -217,6 +220,7 @@ func (w *world) drawRequests() {
 			q.slow = time.Duration(1+d.IntN(100)) * time.Millisecond
 		}
 		q.rank, q.probe = d.IntN(3), d.IntN(25) == 0
+		q.stolen = !w.calm && d.IntN(30) == 0
 		w.client(i, q)
 	}
 }
@@ -228,9 +232,6 @@ func (w *world) drawFaults() {
 	n := d.IntN(7)
 	if d.IntN(2) == 0 {
 		n += 3
-	}
-	if d.IntN(10) == 0 {
-		n = 0
 	}
 	plan := fault.Plan{Seed: w.seed}
 	var lied fault.Point

@@ -27,12 +27,13 @@ type node struct {
 	lease   time.Duration
 	faults  *fault.Injector
 
-	gen    int // of the process or its registration: events of an earlier one are lost
-	life   uint64
-	alive  bool
-	silent bool // answers no peer
-	frozen bool
-	parked []*event // of a frozen process
+	gen     int // of the process or its registration: events of an earlier one are lost
+	life    uint64
+	alive   bool
+	silent  bool // answers no peer
+	frozen  bool
+	freezes int
+	parked  []*event // of a frozen process
 
 	inc   core.Incarnation
 	epoch kv.Epoch
@@ -140,6 +141,7 @@ func (n *node) freeze(d time.Duration) {
 	}
 	n.w.logf(n, "frozen for %v", d)
 	n.frozen = true
+	n.freezes++
 	gen := n.life
 	n.w.after(nil, d, "", func() {
 		if n.life != gen || !n.frozen {

@@ -120,8 +120,8 @@ func (c *call) advance() {
 		case flow.Stream: // the leg goes on
 		case flow.Answer:
 			w.cover.Failed++
-			if e.Fail.Status < 400 {
-				w.fail("request %d fails with status %d", c.id, e.Fail.Status)
+			if e.Fail.Status < 400 || w.calm && !c.excused {
+				w.fail("request %d fails with status %d: %s", c.id, e.Fail.Status, e.Fail.Body)
 			}
 			c.finish(fmt.Sprintf("failed with %d %s", e.Fail.Status, e.Fail.Kind))
 		}
@@ -431,6 +431,10 @@ func (c *call) compare(out engine.Output) bool {
 		w.fail("request %d: usage %+v does not add up", c.id, u)
 		return false
 	}
+	// All but the last token of a prompt with a hand-off were promised.
+	if !c.q.whole && !c.q.probe && !c.q.stolen && u.Computed != 1 || c.q.whole && u.Loaded+u.Recomputed > 0 {
+		w.fail("request %d: usage %+v", c.id, u)
+	}
 	c.ended++
 	return true
 }
@@ -458,6 +462,10 @@ func (x *exchange) submit() {
 			r.PromptLogprobs = 0
 		}
 		if raw := x.l.c.flow.Handoff(); raw != nil {
+			if q.stolen && len(w.seen) > 1 {
+				raw = w.seen[w.net.IntN(len(w.seen))]
+				w.logf(n, "request %d comes with a hand-off that is not its own", x.l.c.id)
+			}
 			h, err := connector.ParseHandoff(raw)
 			if err != nil {
 				w.fail("%s cannot read a hand-off: %v", n.name, err)
@@ -511,6 +519,7 @@ func (x *exchange) reply(f func(*leg)) {
 // output takes an output of the engine.
 func (x *exchange) output(out engine.Output) {
 	if out.Err != nil {
+		x.judge(out)
 		x.reply(func(l *leg) { l.answered(500, out.Err.Error(), "") })
 		return
 	}
@@ -536,8 +545,30 @@ func (x *exchange) output(out engine.Output) {
 		if raw, err = json.Marshal(out.Handoff); err != nil {
 			panic(err)
 		}
+		x.n.w.seen = append(x.n.w.seen, raw)
 	}
 	x.reply(func(l *leg) { l.piece(out, raw) })
+}
+
+// judge says whether an error may be: a failed load ends only requests whose
+// policy says so, and what nobody disturbs does not fail.
+func (x *exchange) judge(out engine.Output) {
+	w, q := x.n.w, x.l.c.q
+	policy := engine.FailPolicy(q.policy)
+	if policy == "" {
+		policy = x.n.config.Policy
+	}
+	_, load := errors.AsType[*connector.LoadError](out.Err)
+	switch {
+	case load && policy != engine.PolicyFail:
+		w.fail("request %d fails with its load under policy %q: %v", x.l.c.id, policy, out.Err)
+	case !load && !errors.Is(out.Err, engine.ErrAborted) && !errors.Is(out.Err, engine.ErrSlowReader):
+		w.fail("request %d fails: %v", x.l.c.id, out.Err)
+	case load:
+		x.l.c.excused = true
+	case errors.Is(out.Err, engine.ErrSlowReader) && (q.slow == 0 || x.n.config.MaxOutputs > 1000):
+		w.fail("request %d counts as slow", x.l.c.id)
+	}
 }
 
 // hangUp tells the engine's server that its client has gone.

@@ -62,6 +62,11 @@ func (s *shell) lease(ev any) core.LeaseEffects {
 		s.claims[c.ID] = *c
 	}
 	for _, id := range e.Unclaim {
+		// Its own process may return it: of a hand-off that came twice, one request
+		// ends first.
+		if !slices.ContainsFunc(e.Ended, func(l core.EndedLease) bool { return l.ID == id && l.Why == core.EndReturned }) {
+			s.unpinned(s.claims[id])
+		}
 		delete(s.claims, id)
 	}
 	if lost, ok := ev.(core.LostEvent); ok {

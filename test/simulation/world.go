@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -142,7 +143,9 @@ type world struct {
 	http   *fault.Injector
 	conns  []*conn
 	calls  []*call
-	leases uint64 // made so far
+	leases uint64            // made so far
+	seen   []json.RawMessage // hand-offs of all requests so far
+	calm   bool              // nothing goes wrong in this seed
 
 	failure *BrokenError
 }
@@ -161,6 +164,7 @@ type request struct {
 	slow   time.Duration // the answer is not read for so long; 0: it is read at once
 	rank   int           // priority
 	probe  bool          // wants log-probabilities of the prompt
+	stolen bool          // comes with the hand-off of another request, if there is any
 }
 
 // fail notes the first broken promise.
