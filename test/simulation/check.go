@@ -7,6 +7,17 @@ import (
 
 // check looks at what must hold after every event of a node's process.
 func (w *world) check(n *node) {
+	if w.opt.also != nil {
+		w.opt.also(w)
+	}
+	for _, k := range w.calls {
+		if k.limit == nil || k.over { // it has not come, or is done
+			continue
+		}
+		if !k.limit.pending() || k.leg != nil && !k.leg.limit.pending() {
+			w.fail("request %d waits without a deadline: %v", k.id, k.flow.State())
+		}
+	}
 	if w.failure != nil || n == nil || !n.alive {
 		return
 	}

@@ -30,7 +30,7 @@ type call struct {
 	limit   *event
 	left    bool         // the client has gone
 	over    bool         // it has its answer, or will have none
-	excused bool         // a fault took an answer away that nobody else limits
+	excused bool         // its load failed, which its policy lets end it
 	got     [][]kv.Token // by choice
 	ended   int          // choices
 }
@@ -42,10 +42,7 @@ func (w *world) client(id int, q *request) {
 	w.after(nil, q.at, "", func() {
 		w.logf(nil, "request %d: prompt %s of %d tokens, at most %d more, whole %t", id, q.key, len(q.prompt), q.params.MaxTokens, q.whole)
 		c.limit = w.after(nil, patience, "", func() {
-			if !c.excused {
-				w.fail("request %d has no answer after %v: %v", c.id, patience, c.flow.State())
-			}
-			c.leave()
+			w.fail("request %d has no answer after %v: %v", c.id, patience, c.flow.State())
 		})
 		if q.leaves > 0 {
 			w.after(nil, q.leaves, "", c.leave)
@@ -232,7 +229,6 @@ func (c *call) run(prefill bool, n *node) {
 			if prefill {
 				l.pieces = 0
 			}
-			c.excused = c.excused || l.fault.Action == fault.Stall
 		default:
 		}
 	}
@@ -386,6 +382,7 @@ func (l *leg) piece(out engine.Output, handoff json.RawMessage) {
 		}
 	}
 	l.limit.cancel()
+	l.limit = w.after(nil, silence, "", func() { l.failed(errTime) })
 	if l.prefill {
 		l.close()
 		l.outcome(flow.Outcome{Status: 200, Handoff: handoff})

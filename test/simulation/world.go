@@ -25,6 +25,7 @@ const (
 	returnLimit    = 5 * time.Second
 	releaseLimit   = 2 * time.Second
 	legLimit       = 70 * time.Second // from a leg's request to the first byte of its answer
+	silence        = 30 * time.Second // between two pieces of an answer
 	patience       = 10 * time.Minute // of a client
 	peerIdle       = time.Hour
 )
@@ -44,6 +45,8 @@ type Options struct {
 	Requests int       // at least; each seed draws up to a half more
 	Trace    io.Writer // nil: none
 	Mask     Mask
+
+	also func(*world) // looks at the world after every event; nil: nobody
 }
 
 // A Coverage counts what worlds went through.
