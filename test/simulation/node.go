@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"tandem/internal/connector"
 	"tandem/internal/connector/core"
 	"tandem/internal/engine"
 	"tandem/internal/fault"
@@ -17,15 +18,15 @@ import (
 
 // A node is a place where engines run, one process after the other.
 type node struct {
-	w       *world
-	name    string
-	addr    string
-	index   int
-	prefill bool
-	model   sim.Config
-	config  engine.Config
-	lease   time.Duration
-	faults  *fault.Injector
+	w      *world
+	name   string
+	addr   string
+	index  int
+	role   connector.Role
+	model  sim.Config
+	config engine.Config
+	lease  time.Duration
+	faults *fault.Injector
 
 	gen     int // of the process or its registration: events of an earlier one are lost
 	life    uint64
@@ -132,6 +133,12 @@ func (n *node) register() {
 	}
 	n.epoch++
 	n.open()
+}
+
+// drain makes the process renew no leases for a while.
+func (n *node) drain(d time.Duration) {
+	n.w.after(n, 0, "", func() { n.shell.lease(core.DrainEvent{On: true}) })
+	n.w.after(n, d, "", func() { n.shell.lease(core.DrainEvent{On: false}) })
 }
 
 // freeze stops the process for a while. Its connections stay.

@@ -101,7 +101,7 @@ func (c *call) advance() {
 		}
 		switch e.Act {
 		case flow.Pick:
-			c.due = append(c.due, c.flow.Picked(e.Role, w.pick(e.Role, e.Not))...)
+			c.due = append(c.due, c.flow.Picked(e.Role, w.pick(e.Role, e.Not, c.flow.Prefill()))...)
 			if w.chance(0.3) { // others get their turn between choice and use
 				w.after(nil, w.between(time.Microsecond, 20*time.Millisecond), "", c.advance)
 				return
@@ -137,7 +137,7 @@ func (c *call) finish(how string) {
 }
 
 // pick chooses a backend that the router takes for ready.
-func (w *world) pick(role backend.Role, not []*node) *node {
+func (w *world) pick(role backend.Role, not []*node, prefill *node) *node {
 	list := w.dec
 	if role == backend.Prefill {
 		list = w.pre
@@ -145,6 +145,10 @@ func (w *world) pick(role backend.Role, not []*node) *node {
 	var fit []*node
 	for _, n := range list {
 		// Probes notice a death late, so that dead engines are asked now and then.
+		// In a world where all do both, most pairs are two engines.
+		if role == backend.Decode && n == prefill && (w.calm || w.chance(0.9)) {
+			continue
+		}
 		if !slices.Contains(not, n) && (n.alive || w.chance(0.3)) {
 			fit = append(fit, n)
 		}

@@ -139,6 +139,7 @@ type world struct {
 	events eventHeap
 	net    *rand.Rand // of latencies and other choices
 
+	both   bool // all engines prefill and decode
 	mapped bool // reads map P's memory; else they come over the connection
 	nodes  []*node
 	pre    []*node
