@@ -146,10 +146,10 @@ func (l *load) claim(ctx context.Context) {
 	}
 	body, err := l.view.conn.Call(ctx, KindClaim, encodeClaim(&ask))
 	if err != nil && l.view.ended(err) && ctx.Err() == nil {
-		// The connection had ended without anybody noticing: any claim of it ended
+		// The connection had ended without anybody noticing: any claim of it ends
 		// too, so a fresh one may be tried.
 		if err = l.meetAgain(ctx); err == nil {
-			body, err = l.view.conn.Call(ctx, KindClaim, encodeClaim(&ask))
+			body, err = l.claimAgain(ctx, encodeClaim(&ask))
 		}
 	}
 	if err != nil {
@@ -167,6 +167,29 @@ func (l *load) claim(ctx context.Context) {
 	tiles := l.spec.ToTile - l.spec.FromTile
 	l.events <- core.LoadClaimEvent{
 		Verdict: a.Verdict, Limit: a.Limit, Sums: len(a.Sums) == tiles*l.view.hello.Heads*h.TP,
+	}
+}
+
+// reclaims is how often a claim is sent again while the peer has not noticed
+// that the connection of the one before has ended; the pauses add up to a second.
+const reclaims = 10
+
+// claimAgain sends a claim over a new connection. The peer may still hold the
+// claim of the old one, and then calls the lease busy.
+func (l *load) claimAgain(ctx context.Context, ask []byte) ([]byte, error) {
+	for attempt := 0; ; attempt++ {
+		body, err := l.view.conn.Call(ctx, KindClaim, ask)
+		if err != nil || attempt == reclaims {
+			return body, err
+		}
+		if a, err := decodeClaimAnswer(body); err != nil || a.Verdict != core.VerdictBusy {
+			return body, nil //nolint:nilerr // the caller decodes it again, and tells
+		}
+		select {
+		case <-ctx.Done():
+			return body, nil // busy, as it said
+		case <-time.After(time.Millisecond << attempt):
+		}
 	}
 }
 
