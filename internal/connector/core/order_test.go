@@ -78,3 +78,32 @@ func TestPeerThatCameBackStartsAfresh(t *testing.T) {
 		t.Fatal("one failure after it was there, and the peer is left alone")
 	}
 }
+
+// A connection's claims end in the order in which their leases were granted,
+// whatever the order in which they were claimed or are due: the same history
+// gives the same effects.
+func TestLostClaimsEndInTheOrderOfTheirGrants(t *testing.T) {
+	for _, leaving := range []bool{false, true} {
+		table, now := newTestTable(), time.Unix(0, 0)
+		for n := range byte(9) {
+			table.Handle(grantOf(n), now)
+		}
+		for i := range byte(9) {
+			c := claimOf(i * 5 % 9)
+			c.Want = time.Duration(1+i*7%9) * 10 * time.Second
+			table.Handle(c, now)
+			if leaving {
+				table.Handle(RevokeEvent{ID: LeaseID{i * 5 % 9}}, now)
+			}
+		}
+		e := table.Handle(LostEvent{testCaller}, now)
+		if len(e.Unclaim) != 9 || leaving != (len(e.Ended) == 9) {
+			t.Fatalf("%d claims and %d leases ended", len(e.Unclaim), len(e.Ended))
+		}
+		for n := range byte(9) {
+			if e.Unclaim[n] != (LeaseID{n}) || leaving && e.Ended[n].ID != (LeaseID{n}) {
+				t.Fatalf("in the order %v", e.Unclaim)
+			}
+		}
+	}
+}
