@@ -50,6 +50,7 @@ func TestClaimIsJudged(t *testing.T) {
 		{"no tiles", func(c *ClaimEvent) { c.To = 0 }, VerdictTiles},
 		{"reversed tiles", func(c *ClaimEvent) { c.Claim.From, c.To = 2, 1 }, VerdictTiles},
 		{"tile behind the prompt", func(c *ClaimEvent) { c.To = 4 }, VerdictTiles},
+		{"nobody's connection", func(c *ClaimEvent) { c.From = CallerID{} }, VerdictIncarnation},
 		{"negative tile", func(c *ClaimEvent) { c.Claim.From = -1 }, VerdictTiles},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -109,6 +110,18 @@ func TestLeaseOutlastsItsDeadlineWhileClaimed(t *testing.T) {
 
 func TestReleaseOfAClaimedLeaseWaitsForTheClaim(t *testing.T) {
 	table, now := newTestTable(), time.Unix(0, 0)
+	table.Handle(grantOf(2), now)
+	other := claimOf(2)
+	other.From.Conn++
+	table.Handle(other, now)
+	for range 2 { // released once more, it waits all the same
+		if e := table.Handle(RevokeEvent{ID: LeaseID{2}}, now); len(e.Ended) != 0 {
+			t.Fatal("ended under a claim")
+		}
+	}
+	if e := table.Handle(RevokeEvent{ID: LeaseID{2}, Now: true}, now); len(e.Ended) != 1 || len(e.Unclaim) != 1 {
+		t.Fatalf("the memory goes, and the lease stays: %+v", e)
+	}
 	table.Handle(grantOf(1), now)
 	table.Handle(claimOf(1), now)
 	if e := table.Handle(RevokeEvent{ID: LeaseID{1}}, now); len(e.Ended) != 0 {
