@@ -46,7 +46,7 @@ func main() {
 	flag.BoolVar(&o.short, "short", false, "fewer repetitions: under two minutes")
 	flag.StringVar(&o.llama, "llama", os.Getenv("LLAMA_BENCH"), "llama-bench, or the folder with it, llama-batched-bench and llama-quantize")
 	flag.DurationVar(&o.limit, "limit", 0, "time after which no measurement is repeated (default 8m, short 90s)")
-	flag.StringVar(&o.only, "only", "", "sections to run, separated by commas: code, model, engine, llama")
+	flag.StringVar(&o.only, "only", "", "sections to run, separated by commas: code, model, engine, recovery, llama")
 	flag.Parse()
 	if o.limit == 0 {
 		o.limit = 8 * time.Minute
@@ -75,6 +75,7 @@ func run(o *options, w io.Writer) error {
 		{"code", measureCode},
 		{"model", measureModel},
 		{"engine", measureEngine},
+		{"recovery", measureRecovery},
 		{"llama", measureLlama},
 	} {
 		if o.only != "" && !contains(o.only, s.name) {
