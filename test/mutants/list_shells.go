@@ -127,6 +127,16 @@ var shellMutants = []listed{
 		Why: "a lease that D is using is released",
 	},
 	{
+		File: flowFile, Tests: "TestAnyFlow",
+		Old: "f.handoff = nil\n\treturn []Effect[B]{e}", New: "return []Effect[B]{e}",
+		Why: "a hand-off is released twice, or read after its release",
+	},
+	{
+		File: flowFile, Tests: "TestAnyFlow",
+		Old: "Effect[B]{Act: Release, From: f.prefill,", New: "Effect[B]{Act: Release, From: f.decode,",
+		Why: "the wrong engine is asked to release",
+	},
+	{
 		File: flowFile, Tests: "TestFlows",
 		Old: "f.retries--\n", New: "",
 		Why: "a call is tried for ever",

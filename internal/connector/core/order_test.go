@@ -88,6 +88,9 @@ func TestLostClaimsEndInTheOrderOfTheirGrants(t *testing.T) {
 		for n := range byte(9) {
 			table.Handle(grantOf(n), now)
 		}
+		if e := table.Handle(LostEvent{}, now); len(e.Unclaim)+len(e.Ended) != 0 {
+			t.Fatal("leases that nobody claimed were nobody's")
+		}
 		for i := range byte(9) {
 			c := claimOf(i * 5 % 9)
 			c.Want = time.Duration(1+i*7%9) * 10 * time.Second
