@@ -30,7 +30,7 @@ func silentAfter(begin string, cut bool) hooks {
 // leg: the client gets an error with words, or another engine's answer, and never
 // a part. A stream that falls silent ends with an error event.
 func TestAnswersThatNeverEnd(t *testing.T) {
-	limits := backend.Limits{Silence: 50 * time.Millisecond}
+	limits := backend.Limits{Silence: 500 * time.Millisecond}
 	const half = `{"id":"d","choices":[{"index":0,"te`
 	for _, cut := range []bool{true, false} {
 		t.Run(fmt.Sprintf("cut %v", cut), func(t *testing.T) {

@@ -2,6 +2,7 @@ package router
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -35,6 +36,7 @@ type standIn struct {
 	released [][]byte
 	hooks    hooks
 	seen     chan string // one word per exchange, for tests that wait
+	conns    *connBook   // of one that moved
 }
 
 type hooks struct {
@@ -72,6 +74,8 @@ func (s *standIn) move(t *testing.T, addr string) *standIn {
 		t.Fatal(err)
 	}
 	there.Listener = ln
+	s.conns = &connBook{}
+	there.Config.ConnState = s.conns.note
 	there.Start()
 	t.Cleanup(there.Close)
 	s.Close()
@@ -168,15 +172,13 @@ func front(t *testing.T, cfg Config, p, d []*standIn) (*Router, string) {
 	for _, s := range d {
 		cfg.Decode = append(cfg.Decode, s.URL)
 	}
-	header, silence := cfg.Backend.Header, cfg.Backend.Silence
+	set := cfg.Backend
 	cfg.Backend = backend.DefaultLimits()
-	if header > 0 {
-		cfg.Backend.Header = header
-	}
-	if silence > 0 {
-		cfg.Backend.Silence = silence
-	}
-	cfg.Backend.Every, cfg.Backend.EveryDown = 5*time.Millisecond, 5*time.Millisecond
+	cfg.Backend.EveryDown = 5 * time.Millisecond
+	cfg.Backend.Every = cmp.Or(set.Every, 5*time.Millisecond)
+	cfg.Backend.Header = cmp.Or(set.Header, cfg.Backend.Header)
+	cfg.Backend.Silence = cmp.Or(set.Silence, cfg.Backend.Silence)
+	cfg.Backend.Probe = cmp.Or(set.Probe, cfg.Backend.Probe)
 	changed := make(chan struct{}, 100)
 	prev := cfg.Metrics.State
 	cfg.Metrics.State = func(role, name string, ready bool) {
