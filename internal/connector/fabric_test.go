@@ -26,7 +26,11 @@ type fabric struct {
 	// onTile runs before tile i of a read lands, and says whether to spoil it.
 	onTile func(ctx context.Context, rank, i int) (spoil bool, err error)
 
+	// onPeer runs before each tile of a read from an engine.
+	onPeer func(to *fabricNet)
+
 	dials, hellos, claims, tiles atomic.Int64
+	alive                        atomic.Int64 // connections that have not ended
 }
 
 func newFabric() *fabric { return &fabric{nets: map[string]*fabricNet{}} }
@@ -48,9 +52,6 @@ func (f *fabric) open(addr string, inc Incarnation, arenas []*kv.Arena) *fabricN
 		f: f, addr: addr, inc: inc, arenas: arenas, dead: make(chan struct{}),
 		handlers: map[Kind]Handler{},
 	}
-	f.mu.Lock()
-	f.nets[addr] = n
-	f.mu.Unlock()
 	return n
 }
 
@@ -92,6 +93,7 @@ func (n *fabricNet) Dial(ctx context.Context, addr string) (Conn, error) {
 	default:
 	}
 	n.f.conns++
+	n.f.alive.Add(1)
 	p := &fabricPeer{from: n, to: to, id: CallerID{Incarnation: n.inc, Conn: n.f.conns}, done: make(chan struct{})}
 	stop := make(chan struct{})
 	p.stop = sync.OnceFunc(func() { close(stop) })
@@ -101,6 +103,7 @@ func (n *fabricNet) Dial(ctx context.Context, addr string) (Conn, error) {
 		case <-n.dead:
 		case <-stop:
 		}
+		n.f.alive.Add(-1)
 		close(p.done)
 		if to.lost != nil {
 			to.lost(p.id)
@@ -184,6 +187,9 @@ func (pl *fabricPlan) copy(ctx context.Context, spec ReadSpec) error {
 	}
 	for i := range spec.Local {
 		spoil := false
+		if h := p.from.f.onPeer; h != nil {
+			h(p.to)
+		}
 		if h := p.from.f.onTile; h != nil {
 			var err error
 			if spoil, err = h(ctx, pl.rank, i); err != nil {
@@ -192,6 +198,8 @@ func (pl *fabricPlan) copy(ctx context.Context, spec ReadSpec) error {
 		}
 		select {
 		case <-p.done:
+			return errors.New("connection lost")
+		case <-p.to.dead:
 			return errors.New("connection lost")
 		case <-ctx.Done():
 			return ctx.Err()
@@ -282,6 +290,9 @@ func (f *fabric) engine(t *testing.T, addr string, tp, blockTiles, blocks int, o
 	inc[15] = 1
 	n := f.open(addr, inc, arenas)
 	e := &testEngine{Connector: newConnector(cfg, inc, n), arenas: arenas, net: n}
+	f.mu.Lock()
+	f.nets[addr] = n // it can be dialled now
+	f.mu.Unlock()
 	e.start(t)
 	return e
 }
