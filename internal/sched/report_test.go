@@ -118,3 +118,31 @@ func TestFailedLoadEndsItsRequestAtOnce(t *testing.T) {
 		t.Fatalf("%+v, %+v", c.counts, st.Totals)
 	}
 }
+
+// The end of an aborted load says whose it was, and how far it was counted.
+func TestEndOfAnAbortedLoadSaysWhoseItWas(t *testing.T) {
+	w := newWorld(t, pool(16))
+	w.loadSteps = func() int { return 9 }
+	w.must(Request{ID: "A", Prompt: prompt(1, 100), MaxTokens: 5, External: 90, Tag: "tag"})
+	w.tick()
+	a := w.s.Abort("A")
+	res := w.s.LoadDone("A", LoadReport{Fail: true, Invalid: []int{0}})
+	if !a.Loading || a.Unread || !res.Found || !res.Finished || res.Why != Aborted || res.Tag != "tag" || res.Missing != 0 ||
+		res.Counts != a.Counts || res.Counts.Prompt != 100 || res.Counts.Recomputed != 89+1 {
+		t.Fatalf("%+v after %+v", res, a)
+	}
+}
+
+// One lost token is a failed load like any other.
+func TestOneLostTokenIsAFailure(t *testing.T) {
+	for _, fail := range []bool{true, false} {
+		w := newWorld(t, pool(16))
+		w.fail = fail
+		w.damage = func(Load) []int { return []int{1} }
+		c := w.must(Request{ID: "A", Prompt: prompt(1, 18), MaxTokens: 2, External: 18}) // tokens 0 to 16 are promised
+		w.finish(20)
+		if st := w.s.Stats(); st.FailedLoads != 1 || c.counts.Recomputed != 1 || c.counts.Loaded != 16 || (c.why == LoadFailed) != fail {
+			t.Fatalf("fail %t: %v, %+v, %+v", fail, c.why, c.counts, st.Totals)
+		}
+	}
+}

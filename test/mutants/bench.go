@@ -200,8 +200,8 @@ func (b *bench) tryListed(ctx context.Context, m listed) (verdict, string) {
 // tryEdit tests a generated mutant with all tests of one package after the
 // other, until one kills it.
 func (b *bench) tryEdit(ctx context.Context, t target, src string, e edit) verdict {
-	for _, p := range t.packages() {
-		if v, _ := b.try(ctx, t.File, e.apply(src), p, nil, true); v != survived {
+	for i, p := range t.packages() {
+		if v, _ := b.try(ctx, t.File, e.apply(src), p, nil, i == 0); v != survived {
 			return v
 		}
 	}

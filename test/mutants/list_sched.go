@@ -135,6 +135,17 @@ var schedMutants = []listed{
 		Why: "a chunk runs over verified tiles and computes them again",
 	},
 	{
+		File: "internal/sched/plan.go", Tests: "TestAnyHistory",
+		Old: "from, to, filled = r.sealed, end/kv.TileTokens, kv.TileTokens",
+		New: "from, to, filled = max(r.sealed, end/kv.TileTokens-1), end/kv.TileTokens, kv.TileTokens",
+		Why: "of the tiles that a step fills only the last is sealed",
+	},
+	{
+		File: "internal/sched/request.go", Tests: "TestAnyHistory",
+		Old: "r.sealed = max(r.sealed, v.to/kv.TileTokens)", New: "r.sealed = 0",
+		Why: "verified tiles are sealed again, whatever is in them by then",
+	},
+	{
 		File: "internal/sched/apply.go", Tests: "TestAnyHistory",
 		Old: "for (r.known+1)*n <= r.done {", New: "for r.known*n < r.done {",
 		Why: "a block that is not full or not verified enters the prefix index",

@@ -55,6 +55,16 @@ var shellMutants = []listed{
 		Why: "a client chooses whom the engine dials",
 	},
 	{
+		File: consumeFile, Tests: "TestReturnIsTriedUntilItIsAcknowledged",
+		Old: "pause *= 2\n\t\t\t\tcontinue", New: "pause *= 2",
+		Why: "a lost return is not sent again, and P keeps the blocks until the lease runs out",
+	},
+	{
+		File: consumeFile, Tests: "TestReturnIsTriedUntilItIsAcknowledged",
+		Old: "pause *= 2\n", New: "",
+		Why: "a peer that does not answer is asked as fast as ever",
+	},
+	{
 		File: viewFile, Tests: "TestRestartedEngineIsANewPeer TestAddressOfAnotherEngineReadsNothing",
 		Old: "got != v.key.Incarnation || v.hello.Incarnation != got", New: "v.hello.Incarnation != got",
 		Why: "the engine that now listens at an address is read in place of the one that made the KV",

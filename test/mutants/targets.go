@@ -16,14 +16,27 @@ func (t target) packages() []string { return append([]string{path.Dir(t.File)}, 
 
 // targets are the files that decide what becomes of a fault.
 var targets = []target{
+	{File: leaseFile, Also: []string{"internal/connector"}},
+	{File: loadFile, Also: []string{"internal/connector"}},
+	{File: peerFile, Also: []string{"internal/connector"}},
+	{File: tileFile, Also: []string{"internal/connector"}},
+	{File: "internal/sched/load.go"},
+	{File: "internal/sched/apply.go"},
+	{File: flowFile, Also: []string{"internal/router"}},
+	{File: outcomeFile, Also: []string{"internal/router"}},
 	{File: "internal/kv/pool.go", Also: []string{"internal/sched"}},
 	{File: "internal/kv/prefix.go", Also: []string{"internal/sched"}},
 	{File: "internal/kv/seal.go"},
-	{File: "internal/sched/load.go"},
-	{File: "internal/sched/apply.go"},
-	{File: "internal/sched/sched.go"},
+	{File: "internal/sched/request.go"},
 	{File: "internal/sched/plan.go"},
+	{File: "internal/sched/sched.go"},
 	{File: "internal/sched/admit.go"},
+	{File: engineFile, Also: []string{"internal/server"}},
+	{File: carryFile, Also: []string{"internal/server"}},
+	{File: runFile},
+	{File: leasesFile},
+	{File: consumeFile},
+	{File: viewFile},
 }
 
 // A listed mutant is one that CI applies.

@@ -1,11 +1,23 @@
 package simulation
 
 import (
+	"tandem/internal/connector/core"
 	"tandem/internal/kv"
 )
 
 // check looks at what must hold after every event of a node's process.
 func (w *world) check(n *node) {
+	if w.opt.also != nil {
+		w.opt.also(w)
+	}
+	for _, k := range w.calls {
+		if k.limit == nil || k.over { // it has not come, or is done
+			continue
+		}
+		if !k.limit.pending() || k.leg != nil && !k.leg.limit.pending() {
+			w.fail("request %d waits without a deadline: %v", k.id, k.flow.State())
+		}
+	}
 	if w.failure != nil || n == nil || !n.alive {
 		return
 	}
@@ -122,6 +134,26 @@ func (n *node) sealed(blocks []kv.BlockID, to int) {
 				if kv.SumHead(a.Tile(t), a.Layout(), h) != sum {
 					n.w.fail("%s: tile %d of a claimed lease is not what was sealed", n.name, i)
 					return
+				}
+			}
+		}
+	}
+}
+
+// unpinned: no claim ends while its reader, over a connection that stands, still
+// reads.
+func (s *shell) unpinned(c core.Running) {
+	for _, n := range s.w.dec {
+		if !n.alive || n.frozen || n.inc != c.From.Incarnation {
+			continue
+		}
+		for _, l := range n.shell.loads {
+			if l.spec.Handoff.Lease != c.ID || l.freezes != n.freezes || l.view == nil || l.view.conn.id != c.From || l.view.conn.ended {
+				continue
+			}
+			for _, r := range l.reads {
+				if !r.over {
+					s.w.fail("%s lets the claim of lease %s end while %s reads", s.n.name, short(c.ID), n.name)
 				}
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"tandem/internal/connector"
 	"tandem/internal/engine"
 	"tandem/internal/fault"
 	"tandem/internal/kv"
@@ -101,9 +102,10 @@ func (r *Runner) build(seed uint64, opt Options, cover *Coverage) *world {
 	d := stream(seed, forWorld)
 	w.mapped = d.IntN(2) == 0
 	roles := []struct {
-		name    string
-		prefill bool
-	}{{"P1", true}, {"P2", true}, {"D1", false}, {"D2", false}}
+		name string
+		role connector.Role
+	}{{"P1", connector.Producer}, {"P2", connector.Producer}, {"D1", connector.Consumer}, {"D2", connector.Consumer}}
+	w.both = d.IntN(6) == 0
 	grids := [2]struct{ tp, bt int }{}
 	for i := range grids {
 		grids[i].tp, grids[i].bt = 1<<d.IntN(3), kv.TileTokens<<d.IntN(3)
@@ -113,28 +115,35 @@ func (r *Runner) build(seed uint64, opt Options, cover *Coverage) *world {
 	room := []int{0, 160}[d.IntN(2)] // tokens of a pool beyond one whole sequence
 	for i, role := range roles {
 		g := grids[0]
-		if !role.prefill {
+		if role.role == connector.Consumer {
 			g = grids[1]
+		}
+		if w.both { // what one loads and computes, another one loads from there
+			role.role = connector.Both
 		}
 		blocks := (longest+g.bt-1)/g.bt + d.IntN(max(2, room/g.bt))
 		n := &node{
-			w: w, name: role.name, addr: fmt.Sprintf("10.0.0.%d:7000", i+1), index: i, prefill: role.prefill,
+			w: w, name: role.name, addr: fmt.Sprintf("10.0.0.%d:7000", i+1), index: i, role: role.role,
 			model: modelConfig(g.tp, g.bt, blocks), lease: lease, faults: fault.New(),
 			config: engine.Config{
 				ID: kv.EngineID(role.name), MaxBatchedTokens: 16 << d.IntN(4), MaxSeqs: 2 + d.IntN(8), MaxRequests: 64,
-				MaxOutputs: []int{2, 1024, 1024}[d.IntN(3)], Priority: d.IntN(3) == 0, Policy: policy, Seed: seed | 1, NoPrefixCache: d.IntN(8) == 0,
+				MaxOutputs: []int{4, 1024, 1024}[d.IntN(3)], Priority: d.IntN(3) == 0, Policy: policy, Seed: seed | 1, NoPrefixCache: d.IntN(8) == 0,
 			},
 		}
 		w.nodes = append(w.nodes, n)
-		if role.prefill {
+		if role.role.Produces() {
 			w.pre = append(w.pre, n)
-		} else {
+		}
+		if role.role.Consumes() {
 			w.dec = append(w.dec, n)
 		}
 		n.start()
 	}
-	w.drawFaults()
-	w.drawActs()
+	w.calm = d.IntN(12) == 0
+	if !w.calm {
+		w.drawFaults()
+		w.drawActs()
+	}
 	w.drawRequests()
 	return w
 }
@@ -217,6 +226,7 @@ func (w *world) drawRequests() {
 			q.slow = time.Duration(1+d.IntN(100)) * time.Millisecond
 		}
 		q.rank, q.probe = d.IntN(3), d.IntN(25) == 0
+		q.stolen = !w.calm && d.IntN(30) == 0
 		w.client(i, q)
 	}
 }
@@ -228,9 +238,6 @@ func (w *world) drawFaults() {
 	n := d.IntN(7)
 	if d.IntN(2) == 0 {
 		n += 3
-	}
-	if d.IntN(10) == 0 {
-		n = 0
 	}
 	plan := fault.Plan{Seed: w.seed}
 	var lied fault.Point
@@ -303,14 +310,14 @@ func (w *world) drawActs() {
 	for i := range n {
 		at := time.Duration(d.Float64() * float64(2*time.Second))
 		node := w.nodes[d.IntN(len(w.nodes))]
-		kind, long, quick := d.IntN(4), time.Duration(d.Float64()*float64(12*time.Second)), d.IntN(2) == 0
+		kind, long, quick := d.IntN(5), time.Duration(d.Float64()*float64(12*time.Second)), d.IntN(2) == 0
 		if quick {
 			long /= 100
 		}
 		if w.opt.Mask.Acts[i] {
 			continue
 		}
-		what := [...]string{"kill", "kill", "freeze", "register"}[kind]
+		what := [...]string{"kill", "kill", "freeze", "register", "drain"}[kind]
 		w.logf(nil, "act %d: %s %s at %v for %v", i, what, node.name, at, long)
 		w.after(nil, at, "", func() {
 			switch {
@@ -319,7 +326,9 @@ func (w *world) drawActs() {
 				node.kill(long)
 			case what == "freeze":
 				node.freeze(long)
-			case node.prefill:
+			case what == "drain":
+				node.drain(long)
+			case !node.role.Consumes():
 				node.register()
 			}
 		})

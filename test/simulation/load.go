@@ -27,6 +27,8 @@ type load struct {
 	reads  []*read
 	landed int
 	over   bool
+
+	freezes int // of the process, at the beginning
 }
 
 // Load implements engine.Connector.
@@ -40,7 +42,7 @@ func (s *shell) Load(spec connector.LoadSpec) {
 	}
 	now := s.w.now()
 	l := &load{
-		s: s, spec: spec, began: now, until: now.Add(loadLimit),
+		s: s, spec: spec, freezes: s.n.freezes, began: now, until: now.Add(loadLimit),
 		core: core.NewLoad(spec.ToTile-spec.FromTile, loadLimit, 3*noProgress, now),
 	}
 	s.w.logf(s.n, "loads tiles [%d, %d) of lease %s into blocks %v", spec.FromTile, spec.ToTile, short(h.Lease), spec.Local)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"tandem/internal/connector"
 	"tandem/internal/connector/core"
 	"tandem/internal/engine"
 	"tandem/internal/fault"
@@ -17,22 +18,23 @@ import (
 
 // A node is a place where engines run, one process after the other.
 type node struct {
-	w       *world
-	name    string
-	addr    string
-	index   int
-	prefill bool
-	model   sim.Config
-	config  engine.Config
-	lease   time.Duration
-	faults  *fault.Injector
+	w      *world
+	name   string
+	addr   string
+	index  int
+	role   connector.Role
+	model  sim.Config
+	config engine.Config
+	lease  time.Duration
+	faults *fault.Injector
 
-	gen    int // of the process or its registration: events of an earlier one are lost
-	life   uint64
-	alive  bool
-	silent bool // answers no peer
-	frozen bool
-	parked []*event // of a frozen process
+	gen     int // of the process or its registration: events of an earlier one are lost
+	life    uint64
+	alive   bool
+	silent  bool // answers no peer
+	frozen  bool
+	freezes int
+	parked  []*event // of a frozen process
 
 	inc   core.Incarnation
 	epoch kv.Epoch
@@ -133,6 +135,12 @@ func (n *node) register() {
 	n.open()
 }
 
+// drain makes the process renew no leases for a while.
+func (n *node) drain(d time.Duration) {
+	n.w.after(n, 0, "", func() { n.shell.lease(core.DrainEvent{On: true}) })
+	n.w.after(n, d, "", func() { n.shell.lease(core.DrainEvent{On: false}) })
+}
+
 // freeze stops the process for a while. Its connections stay.
 func (n *node) freeze(d time.Duration) {
 	if n.frozen || !n.alive {
@@ -140,6 +148,7 @@ func (n *node) freeze(d time.Duration) {
 	}
 	n.w.logf(n, "frozen for %v", d)
 	n.frozen = true
+	n.freezes++
 	gen := n.life
 	n.w.after(nil, d, "", func() {
 		if n.life != gen || !n.frozen {

@@ -30,7 +30,7 @@ type call struct {
 	limit   *event
 	left    bool         // the client has gone
 	over    bool         // it has its answer, or will have none
-	excused bool         // a fault took an answer away that nobody else limits
+	excused bool         // its load failed, which its policy lets end it
 	got     [][]kv.Token // by choice
 	ended   int          // choices
 }
@@ -42,10 +42,7 @@ func (w *world) client(id int, q *request) {
 	w.after(nil, q.at, "", func() {
 		w.logf(nil, "request %d: prompt %s of %d tokens, at most %d more, whole %t", id, q.key, len(q.prompt), q.params.MaxTokens, q.whole)
 		c.limit = w.after(nil, patience, "", func() {
-			if !c.excused {
-				w.fail("request %d has no answer after %v: %v", c.id, patience, c.flow.State())
-			}
-			c.leave()
+			w.fail("request %d has no answer after %v: %v", c.id, patience, c.flow.State())
 		})
 		if q.leaves > 0 {
 			w.after(nil, q.leaves, "", c.leave)
@@ -104,7 +101,7 @@ func (c *call) advance() {
 		}
 		switch e.Act {
 		case flow.Pick:
-			c.due = append(c.due, c.flow.Picked(e.Role, w.pick(e.Role, e.Not))...)
+			c.due = append(c.due, c.flow.Picked(e.Role, w.pick(e.Role, e.Not, c.flow.Prefill()))...)
 			if w.chance(0.3) { // others get their turn between choice and use
 				w.after(nil, w.between(time.Microsecond, 20*time.Millisecond), "", c.advance)
 				return
@@ -120,8 +117,8 @@ func (c *call) advance() {
 		case flow.Stream: // the leg goes on
 		case flow.Answer:
 			w.cover.Failed++
-			if e.Fail.Status < 400 {
-				w.fail("request %d fails with status %d", c.id, e.Fail.Status)
+			if e.Fail.Status < 400 || w.calm && !c.excused {
+				w.fail("request %d fails with status %d: %s", c.id, e.Fail.Status, e.Fail.Body)
 			}
 			c.finish(fmt.Sprintf("failed with %d %s", e.Fail.Status, e.Fail.Kind))
 		}
@@ -140,7 +137,7 @@ func (c *call) finish(how string) {
 }
 
 // pick chooses a backend that the router takes for ready.
-func (w *world) pick(role backend.Role, not []*node) *node {
+func (w *world) pick(role backend.Role, not []*node, prefill *node) *node {
 	list := w.dec
 	if role == backend.Prefill {
 		list = w.pre
@@ -148,6 +145,10 @@ func (w *world) pick(role backend.Role, not []*node) *node {
 	var fit []*node
 	for _, n := range list {
 		// Probes notice a death late, so that dead engines are asked now and then.
+		// In a world where all do both, most pairs are two engines.
+		if role == backend.Decode && n == prefill && (w.calm || w.chance(0.9)) {
+			continue
+		}
 		if !slices.Contains(not, n) && (n.alive || w.chance(0.3)) {
 			fit = append(fit, n)
 		}
@@ -232,7 +233,6 @@ func (c *call) run(prefill bool, n *node) {
 			if prefill {
 				l.pieces = 0
 			}
-			c.excused = c.excused || l.fault.Action == fault.Stall
 		default:
 		}
 	}
@@ -386,6 +386,7 @@ func (l *leg) piece(out engine.Output, handoff json.RawMessage) {
 		}
 	}
 	l.limit.cancel()
+	l.limit = w.after(nil, silence, "", func() { l.failed(errTime) })
 	if l.prefill {
 		l.close()
 		l.outcome(flow.Outcome{Status: 200, Handoff: handoff})
@@ -431,6 +432,10 @@ func (c *call) compare(out engine.Output) bool {
 		w.fail("request %d: usage %+v does not add up", c.id, u)
 		return false
 	}
+	// All but the last token of a prompt with a hand-off were promised.
+	if !c.q.whole && !c.q.probe && !c.q.stolen && u.Computed != 1 || c.q.whole && u.Loaded+u.Recomputed > 0 {
+		w.fail("request %d: usage %+v", c.id, u)
+	}
 	c.ended++
 	return true
 }
@@ -458,6 +463,10 @@ func (x *exchange) submit() {
 			r.PromptLogprobs = 0
 		}
 		if raw := x.l.c.flow.Handoff(); raw != nil {
+			if q.stolen && len(w.seen) > 1 {
+				raw = w.seen[w.net.IntN(len(w.seen))]
+				w.logf(n, "request %d comes with a hand-off that is not its own", x.l.c.id)
+			}
 			h, err := connector.ParseHandoff(raw)
 			if err != nil {
 				w.fail("%s cannot read a hand-off: %v", n.name, err)
@@ -511,6 +520,7 @@ func (x *exchange) reply(f func(*leg)) {
 // output takes an output of the engine.
 func (x *exchange) output(out engine.Output) {
 	if out.Err != nil {
+		x.judge(out)
 		x.reply(func(l *leg) { l.answered(500, out.Err.Error(), "") })
 		return
 	}
@@ -536,8 +546,30 @@ func (x *exchange) output(out engine.Output) {
 		if raw, err = json.Marshal(out.Handoff); err != nil {
 			panic(err)
 		}
+		x.n.w.seen = append(x.n.w.seen, raw)
 	}
 	x.reply(func(l *leg) { l.piece(out, raw) })
+}
+
+// judge says whether an error may be: a failed load ends only requests whose
+// policy says so, and what nobody disturbs does not fail.
+func (x *exchange) judge(out engine.Output) {
+	w, q := x.n.w, x.l.c.q
+	policy := engine.FailPolicy(q.policy)
+	if policy == "" {
+		policy = x.n.config.Policy
+	}
+	_, load := errors.AsType[*connector.LoadError](out.Err)
+	switch {
+	case load && policy != engine.PolicyFail:
+		w.fail("request %d fails with its load under policy %q: %v", x.l.c.id, policy, out.Err)
+	case !load && !errors.Is(out.Err, engine.ErrAborted) && !errors.Is(out.Err, engine.ErrSlowReader):
+		w.fail("request %d fails: %v", x.l.c.id, out.Err)
+	case load:
+		x.l.c.excused = true
+	case errors.Is(out.Err, engine.ErrSlowReader) && (q.slow == 0 || x.n.config.MaxOutputs > 1000):
+		w.fail("request %d counts as slow", x.l.c.id)
+	}
 }
 
 // hangUp tells the engine's server that its client has gone.

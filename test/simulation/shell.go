@@ -62,6 +62,11 @@ func (s *shell) lease(ev any) core.LeaseEffects {
 		s.claims[c.ID] = *c
 	}
 	for _, id := range e.Unclaim {
+		// Its own process may return it: of a hand-off that came twice, one request
+		// ends first.
+		if !slices.ContainsFunc(e.Ended, func(l core.EndedLease) bool { return l.ID == id && l.Why == core.EndReturned }) {
+			s.unpinned(s.claims[id])
+		}
 		delete(s.claims, id)
 	}
 	if lost, ok := ev.(core.LostEvent); ok {
@@ -87,17 +92,19 @@ func (s *shell) lease(ev any) core.LeaseEffects {
 // Verify implements engine.Connector.
 func (s *shell) Verify(h *connector.Handoff, _ []kv.Token) error {
 	switch {
-	case s.n.prefill:
+	case !s.n.role.Consumes():
 		return &connector.HandoffError{Field: "do_remote_prefill", Reason: "role", Err: connector.ErrRole}
 	case !h.Vouched(token):
 		return &connector.HandoffError{Field: "remote_mac", Reason: "forged", Err: connector.ErrMAC}
+	case h.Incarnation == s.n.inc:
+		return &connector.HandoffError{Field: "remote_incarnation", Reason: "made here", Err: connector.ErrStale}
 	}
 	return nil
 }
 
 // Grant implements engine.Connector.
 func (s *shell) Grant(spec connector.LeaseSpec) *connector.Handoff {
-	if !s.n.prefill || len(spec.Blocks) == 0 {
+	if !s.n.role.Produces() || len(spec.Blocks) == 0 {
 		return nil
 	}
 	s.w.leases++
@@ -225,6 +232,9 @@ func (s *shell) ReturnUnread(_ context.Context, h *connector.Handoff) {
 }
 
 func (s *shell) giveBack(h *connector.Handoff) {
+	if h.Incarnation == s.n.inc {
+		return
+	}
 	g := &giving{h: h, until: s.w.now().Add(returnLimit), pause: 50 * time.Millisecond}
 	g.limit = s.w.at(s.n, g.until, "", func() { s.given(g) })
 	s.returns = append(s.returns, g)

@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -24,6 +25,7 @@ const (
 	returnLimit    = 5 * time.Second
 	releaseLimit   = 2 * time.Second
 	legLimit       = 70 * time.Second // from a leg's request to the first byte of its answer
+	silence        = 30 * time.Second // between two pieces of an answer
 	patience       = 10 * time.Minute // of a client
 	peerIdle       = time.Hour
 )
@@ -43,6 +45,8 @@ type Options struct {
 	Requests int       // at least; each seed draws up to a half more
 	Trace    io.Writer // nil: none
 	Mask     Mask
+
+	also func(*world) // looks at the world after every event; nil: nobody
 }
 
 // A Coverage counts what worlds went through.
@@ -135,6 +139,7 @@ type world struct {
 	events eventHeap
 	net    *rand.Rand // of latencies and other choices
 
+	both   bool // all engines prefill and decode
 	mapped bool // reads map P's memory; else they come over the connection
 	nodes  []*node
 	pre    []*node
@@ -142,7 +147,9 @@ type world struct {
 	http   *fault.Injector
 	conns  []*conn
 	calls  []*call
-	leases uint64 // made so far
+	leases uint64            // made so far
+	seen   []json.RawMessage // hand-offs of all requests so far
+	calm   bool              // nothing goes wrong in this seed
 
 	failure *BrokenError
 }
@@ -161,6 +168,7 @@ type request struct {
 	slow   time.Duration // the answer is not read for so long; 0: it is read at once
 	rank   int           // priority
 	probe  bool          // wants log-probabilities of the prompt
+	stolen bool          // comes with the hand-off of another request, if there is any
 }
 
 // fail notes the first broken promise.
