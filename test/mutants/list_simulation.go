@@ -49,4 +49,30 @@ var simulationMutants = []listed{
 		Old: "\tr.verified = nil\n", New: "",
 		Why: "a preempted request takes other memory for what it had loaded",
 	},
+	{
+		File: loadFile, In: "test/simulation", Tests: "TestSeeds",
+		Old: "if at := l.started.Add(ev.Limit - ev.Limit/8); at.Before(l.deadline) {",
+		New: "if at := l.started.Add(ev.Limit - ev.Limit/8); false && at.Before(l.deadline) {",
+		Why: "a load reads on when its claim has ended",
+	},
+	{
+		File: leaseFile, In: "test/simulation", Tests: "TestSeeds",
+		Old: "\t\tt.move(l, LeaseLeaving)\n", New: "\t\tt.end(l, EndRevoked, e)\n",
+		Why: "a release takes the blocks away from a running claim",
+	},
+	{
+		File: "internal/sched/sched.go", In: "test/simulation", Tests: "TestSeeds",
+		Old: "if was == loading {", New: "if false && was == loading {",
+		Why: "blocks of an aborted request are free while its load still writes to them",
+	},
+	{
+		File: peerFile, In: "test/simulation", Tests: "TestSeeds",
+		Old: "\t\te.Close = append(e.Close, p.view)\n\t\tvar none V\n", New: "\t\tvar none V\n",
+		Why: "the connection of an older registration stays for ever",
+	},
+	{
+		File: "internal/engine/carry.go", In: "test/simulation", Tests: "TestSeeds",
+		Old: "case f.g.over: //", New: "case false: //",
+		Why: "a full stream never ends",
+	},
 }

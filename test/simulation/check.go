@@ -45,6 +45,19 @@ func (n *node) blocks() {
 	if err := n.eng.Scheduler().Check(leases); err != nil {
 		n.w.fail("%s: %v", n.name, err)
 	}
+	// What a read may still write belongs to nobody else, and nobody reads it.
+	pool, tiles := n.eng.Scheduler().Pool(), n.model.BlockTokens/kv.TileTokens
+	for _, l := range n.shell.loads {
+		if len(l.reads) == 0 {
+			continue
+		}
+		for i := l.spec.FromTile; i < l.spec.ToTile; i++ {
+			if b := l.spec.Local[i/tiles]; pool.Refs(b) != 1 || pool.Holds(b) {
+				n.w.fail("%s: block %d has %d references while a load writes to it, indexed %t", n.name, b, pool.Refs(b), pool.Holds(b))
+				return
+			}
+		}
+	}
 }
 
 // indexed: what entered the prefix index is what a lone engine computes.

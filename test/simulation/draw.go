@@ -101,6 +101,9 @@ func (r *Runner) build(seed uint64, opt Options, cover *Coverage) *world {
 	}
 	d := stream(seed, forWorld)
 	w.mapped = d.IntN(2) == 0
+	w.loadLimit = []time.Duration{2 * time.Second, 30 * time.Second, 30 * time.Second}[d.IntN(3)]
+	w.noProgress = []time.Duration{300 * time.Millisecond, 5 * time.Second}[d.IntN(2)]
+	w.maxClaim = []time.Duration{1500 * time.Millisecond, 2 * time.Minute}[d.IntN(2)]
 	roles := []struct {
 		name string
 		role connector.Role
@@ -139,7 +142,9 @@ func (r *Runner) build(seed uint64, opt Options, cover *Coverage) *world {
 		}
 		n.start()
 	}
-	w.calm = d.IntN(12) == 0
+	// Engines of both roles may wait for each other's leases until those reach
+	// their cap, so not even calm ones answer everybody in time.
+	w.calm = d.IntN(12) == 0 && !w.both
 	if !w.calm {
 		w.drawFaults()
 		w.drawActs()

@@ -42,8 +42,8 @@ func (s *shell) Load(spec connector.LoadSpec) {
 	}
 	now := s.w.now()
 	l := &load{
-		s: s, spec: spec, freezes: s.n.freezes, began: now, until: now.Add(loadLimit),
-		core: core.NewLoad(spec.ToTile-spec.FromTile, loadLimit, 3*noProgress, now),
+		s: s, spec: spec, freezes: s.n.freezes, began: now, until: now.Add(s.w.loadLimit),
+		core: core.NewLoad(spec.ToTile-spec.FromTile, s.w.loadLimit, 3*s.w.noProgress, now),
 	}
 	s.w.logf(s.n, "loads tiles [%d, %d) of lease %s into blocks %v", spec.FromTile, spec.ToTile, short(h.Lease), spec.Local)
 	s.loads = append(s.loads, l)
@@ -381,7 +381,7 @@ func (r *read) progress() {
 		return
 	}
 	r.stall.cancel()
-	r.stall = r.l.s.w.after(r.l.s.n, noProgress, "", func() { r.end(errStalled) })
+	r.stall = r.l.s.w.after(r.l.s.n, r.l.s.w.noProgress, "", func() { r.end(errStalled) })
 }
 
 // land lets tile i land and go on with the next one.

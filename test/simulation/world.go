@@ -20,8 +20,6 @@ import (
 // Bounds of every wait, in the world's time.
 const (
 	handshakeLimit = 5 * time.Second
-	loadLimit      = 30 * time.Second
-	noProgress     = 5 * time.Second
 	returnLimit    = 5 * time.Second
 	releaseLimit   = 2 * time.Second
 	legLimit       = 70 * time.Second // from a leg's request to the first byte of its answer
@@ -138,6 +136,11 @@ type world struct {
 	steps  int
 	events eventHeap
 	net    *rand.Rand // of latencies and other choices
+
+	// Limits that differ from seed to seed.
+	loadLimit  time.Duration
+	noProgress time.Duration
+	maxClaim   time.Duration
 
 	both   bool // all engines prefill and decode
 	mapped bool // reads map P's memory; else they come over the connection
