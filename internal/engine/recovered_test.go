@@ -61,6 +61,34 @@ func TestRecoveriesAreSummedUp(t *testing.T) {
 	})
 }
 
+// H017: a failed load on an engine that rests is made good at once: no timer and
+// no other request is needed. The clock stands still while anything can run.
+func TestRecoveryNeedsNoOtherEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := startPair(t, sim.Config{}, sim.Config{}, Config{}, Config{Policy: PolicyRecompute, NoPrefixCache: true})
+		x.dl.bad = func(i int) bool { return i%3 != 1 }
+		for i := range 100 {
+			x.dl.hold = make(chan struct{})
+			r := seeded(prompt(100, i), 3, int64(i))
+			want := x.p.run(t, r)
+			r.Handoff = x.prefill(t, r)
+			s := x.submit(t, r)
+			synctest.Wait() // D rests: its only request loads
+			if st := x.d.Status(); st.Stats.Loading != 1 || st.Stalled != 0 {
+				t.Fatalf("round %d: %+v", i, st)
+			}
+			begun := time.Now()
+			close(x.dl.hold)
+			got, _ := read(t, s, 1)
+			equal(t, fmt.Sprintf("round %d", i), got[0].tokens, want.tokens)
+			if took := time.Since(begun); took != 0 || got[0].last.Usage.Recomputed == 0 {
+				t.Fatalf("round %d: %v, %+v", i, took, got[0].last.Usage)
+			}
+		}
+		x.settled(t)
+	})
+}
+
 // The class of a failed load is in the usage, whatever the policy; a request's
 // own policy goes before the engine's.
 func TestRequestsOwnPolicy(t *testing.T) {

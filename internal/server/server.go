@@ -260,7 +260,9 @@ func (s *Server) fail(w http.ResponseWriter, err error) {
 	if e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests {
 		w.Header().Set("Retry-After", strconv.Itoa(max(1, int(s.cfg.RetryAfter/time.Second))))
 	}
-	if e.Status >= 500 {
+	// A load's failure was logged where it was met, and a storm of them is few lines
+	// there; the request's own line names it too.
+	if _, load := errors.AsType[*connector.LoadError](err); e.Status >= 500 && !load {
 		s.cfg.Log.Error("request failed", "id", w.Header().Get("X-Request-Id"), "status", e.Status, "err", err)
 	}
 	_ = s.write(w, e.Status, e) // a client that has gone needs no error

@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -200,5 +201,33 @@ func TestHooksThatPanicChangeNothing(t *testing.T) {
 	}
 	if n := calls.Load(); n < 4 {
 		t.Errorf("%d calls panicked", n)
+	}
+}
+
+// A load that failed is told by the connector; of the request there is its one
+// line, which names the class.
+func TestFailedLoadIsOneLineOfTheServer(t *testing.T) {
+	var log book
+	answered := make(chan struct{}, 2) // the line is written before this
+	l := newLink()
+	r := start(t, sim.Config{}, engine.Config{Connector: l, Policy: engine.PolicyFail},
+		Config{
+			Connector: l, AllowRequestPolicy: true, Log: slog.New(slog.NewJSONHandler(&log, nil)),
+			Hooks: Hooks{Request: func(string, string, int, time.Duration) { answered <- struct{}{} }},
+		})
+	if a := r.post("/v1/completions", "{"+offer(t, l, 1)+"}"); a.status != 500 {
+		t.Fatalf("%d %s", a.status, a.raw)
+	}
+	if a := r.do(http.MethodPost, "/v1/completions", []byte("{"+offer(t, l, 2)+"}"), "X-KV-Load-Failure-Policy", "recompute"); a.status != 200 {
+		t.Fatalf("%d %s", a.status, a.raw)
+	}
+	<-answered
+	<-answered
+	lines := log.lines(t, "request")
+	if len(lines) != 2 || len(log.lines(t, "request failed")) != 0 {
+		t.Fatalf("%v", lines)
+	}
+	if !strings.Contains(fmt.Sprint(lines[0]["err"]), "handshake") || lines[1]["load_failure"] != "handshake" || lines[1]["recomputed"] != 39.0 {
+		t.Errorf("%v", lines)
 	}
 }

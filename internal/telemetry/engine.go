@@ -143,6 +143,8 @@ func (t *Engine) engineMetrics(cfg EngineConfig) {
 	generated := t.counter("vllm:generation_tokens", "Tokens generated.")
 	source := t.counters("vllm:prompt_tokens_by_source", "Prompt tokens by the source of their KV.", "source",
 		"local_compute", "local_cache_hit", "external_kv_transfer")
+	own := t.counters("tandem_prompt_tokens_by_source", "Prompt tokens of admitted requests by the source of their KV: they add up to vllm:prompt_tokens.", "source",
+		"loaded", "local", "recomputed", "computed")
 	success := t.counters("vllm:request_success", "Requests that ended, by reason.", "finished_reason", "stop", "length", "abort", "error")
 	loads := make([]string, 0, 8)
 	for _, c := range connector.LoadClasses() {
@@ -176,6 +178,10 @@ func (t *Engine) engineMetrics(cfg EngineConfig) {
 			source.WithLabelValues("local_cache_hit").Add(float64(u.LocalHit))
 			source.WithLabelValues("external_kv_transfer").Add(float64(u.Loaded))
 			source.WithLabelValues("local_compute").Add(float64(u.Prompt - u.Cached()))
+			own.WithLabelValues("loaded").Add(float64(u.Loaded))
+			own.WithLabelValues("local").Add(float64(u.LocalHit))
+			own.WithLabelValues("recomputed").Add(float64(u.Recomputed))
+			own.WithLabelValues("computed").Add(float64(u.Computed))
 		},
 		LoadFailed: func(c connector.LoadClass) { failed.WithLabelValues(string(c)).Inc() },
 		Recovered: func(requests, n int) {

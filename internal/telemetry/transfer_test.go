@@ -101,6 +101,17 @@ func TestTokensBySourceAddUp(t *testing.T) {
 		}
 		sum += got
 	}
+	own := 0
+	for source, want := range map[string]int{"loaded": 33, "local": 32, "recomputed": 23, "computed": 102} {
+		got, _ := strconv.Atoi(valueOf(text, `tandem_prompt_tokens_by_source_total{engine="0",model_name="m",source="`+source+`"}`))
+		if got != want {
+			t.Errorf("%s: %d, want %d", source, got, want)
+		}
+		own += got
+	}
+	if own != sum {
+		t.Errorf("ours add up to %d, vLLM's to %d", own, sum)
+	}
 	if all := valueOf(text, `vllm:prompt_tokens_total{engine="0",model_name="m"}`); all != strconv.Itoa(sum) || sum != 190 {
 		t.Errorf("%s prompt tokens, by source %d", all, sum)
 	}
