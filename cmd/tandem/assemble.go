@@ -14,6 +14,7 @@ import (
 
 	"tandem/internal/connector"
 	"tandem/internal/engine"
+	"tandem/internal/fault"
 	"tandem/internal/kv"
 	"tandem/internal/server"
 	"tandem/internal/telemetry"
@@ -26,6 +27,7 @@ type assembly struct {
 	engine    *engine.Engine
 	connector *connector.Connector // nil: none
 	server    *server.Server
+	chaos     *fault.Injector // nil: not enabled
 	metrics   *telemetry.Engine
 	removeDir func() error // of the folder of the peer socket; nil: not ours
 }
@@ -59,6 +61,9 @@ func assemble(o *serveOptions, m *loaded, transfer transferConfig, log *slog.Log
 	}
 	if o.quiet {
 		sc.Log = slog.New(aboveInfo{log.Handler()})
+	}
+	if o.chaos {
+		s.chaos = fault.New(fault.WithLog(log), fault.WithKill(killSelf))
 	}
 	if !o.noConnector {
 		if s.connector, err = s.openConnector(transfer, info, arenas, metrics.Connector); err != nil {
@@ -107,7 +112,12 @@ func (s *assembly) openConnector(t transferConfig, info engine.ModelInfo, arenas
 			return nil, fmt.Errorf("the peer socket: %w; give a folder with --peer-socket-dir", err)
 		}
 	}
+	var decorate func(connector.Network) connector.Network
+	if s.chaos != nil {
+		decorate = func(n connector.Network) connector.Network { return fault.Network(n, s.chaos, arenas) }
+	}
 	return connector.New(connector.Config{
+		Decorate: decorate,
 		EngineID: kv.EngineID(t.EngineID), Role: t.Role, Arenas: arenas, Fingerprint: factors, Token: s.o.token,
 		Listen: s.o.peerListen, Advertise: s.o.advertise, UnixDir: dir, Copiers: t.Extra.Threads, Paths: t.Extra.Paths,
 		LeaseDuration: seconds(t.Extra.LeaseSeconds), HandshakeTimeout: seconds(t.Extra.HandshakeSeconds),
@@ -184,7 +194,7 @@ func (s *assembly) run(ctx context.Context, ln net.Listener) error {
 	var reports sync.WaitGroup
 	reports.Go(func() { s.metrics.Run(reporting, s.log) })
 	s.log.Info("engine started", s.describe(listenerURL(ln))...)
-	err := serveHTTP(serving, ln, s.server.Handler(), s.log, s.o.grace, s.drain, s.server.Stop)
+	err := serveHTTP(serving, ln, mountChaos(s.server.Handler(), s.chaos, s.o.apiKey), s.log, s.o.grace, s.drain, s.server.Stop)
 	stopEngine()
 	engineErr := <-engineDone
 	stopConnector()

@@ -37,7 +37,7 @@ func run() error {
 		SilenceErrors: true,
 		Version:       version,
 	}
-	root.AddCommand(upCommand(&leave), serveCommand(&leave), routeCommand(), statusCommand(), modelCommand(), versionCommand())
+	root.AddCommand(upCommand(&leave), serveCommand(&leave), routeCommand(), statusCommand(), chaosCommand(), modelCommand(), versionCommand())
 	return root.ExecuteContext(ctx)
 }
 

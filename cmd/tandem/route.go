@@ -1,12 +1,15 @@
 package main
 
 import (
+	"net/http"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"tandem/internal/backend"
+	"tandem/internal/fault"
 	"tandem/internal/router"
 	"tandem/internal/telemetry"
 )
@@ -20,6 +23,8 @@ func routeCommand() *cobra.Command {
 		grace      time.Duration
 		announceFD int
 		supervised bool
+		chaos      bool
+		key        string
 	)
 	cfg.Backend = backend.DefaultLimits()
 	cmd := &cobra.Command{
@@ -40,6 +45,11 @@ func routeCommand() *cobra.Command {
 			defer logs.Close()
 			cfg.Log, cfg.Version = log, version
 			cfg.Metrics, cfg.MetricsHandler = telemetry.Router(version)
+			var in *fault.Injector
+			if chaos {
+				in = fault.New(fault.WithLog(log))
+				cfg.Decorate = func(rt http.RoundTripper) http.RoundTripper { return fault.Transport(rt, in) }
+			}
 			r, err := router.New(cfg)
 			if err != nil {
 				return err
@@ -54,7 +64,7 @@ func routeCommand() *cobra.Command {
 			log.Info("router started", "url", listenerURL(ln), "prefill", cfg.Prefill, "decode", cfg.Decode)
 			g, ctx := errgroup.WithContext(ctx)
 			g.Go(func() error { return r.Run(ctx) })
-			g.Go(func() error { return serveHTTP(ctx, ln, r.Handler(), log, grace, nil, r.Stop) })
+			g.Go(func() error { return serveHTTP(ctx, ln, mountChaos(r.Handler(), in, key), log, grace, nil, r.Stop) })
 			return g.Wait()
 		},
 	}
@@ -70,6 +80,8 @@ func routeCommand() *cobra.Command {
 	f.DurationVar(&cfg.WriteTimeout, "write-timeout", 30*time.Second, "longest time that one write to a client may take")
 	f.StringVar(&cfg.SaltHeader, "cache-salt-header", "", "request header that a trusted edge sets for each tenant; tenants share no cached prefix, whatever cache_salt a client sends")
 	f.DurationVar(&grace, "drain-timeout", 30*time.Second, "longest time to finish running requests after SIGTERM")
+	f.BoolVar(&chaos, "enable-chaos", false, "let tandem chaos break the legs of requests")
+	f.StringVar(&key, "chaos-key", os.Getenv("TANDEM_API_KEY"), "key for /admin/chaos (environment: TANDEM_API_KEY); clients' keys are the engines' matter")
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	f.IntVar(&announceFD, "announce-fd", 0, "descriptor to write the URL to")
 	f.BoolVar(&supervised, "supervised", false, "end with standard input")

@@ -53,6 +53,7 @@ type serveOptions struct {
 	announceFD  int
 	supervised  bool
 	noConnector bool
+	chaos       bool
 	token       []byte
 	leave       *leaver
 	lostLines   func() uint64 // log lines that were never written
@@ -82,6 +83,7 @@ func (o *serveOptions) flags(f *pflag.FlagSet) {
 	f.IntVar(&o.threads, "threads", 0, "threads that compute (default: the cores this process may use)")
 	f.StringVar(&o.kernels, "kernels", "auto", "auto, avx512 or portable")
 	f.BoolVar(&o.f32, "f32", false, "exact mode for tests: f32 weights, activations and KV")
+	f.BoolVar(&o.chaos, "enable-chaos", false, "let tandem chaos break what runs between this engine and others")
 	f.BoolVar(&o.sim, "sim", false, "no model: synthetic tokens that depend on every KV byte")
 	f.DurationVar(&o.simDelay, "sim-token-time", 0, "with --sim: time that each computed token takes")
 	f.StringVar(&o.transfer, "kv-transfer-config", "", "connector as JSON or @FILE, as in vLLM; single keys as --kv-transfer-config.KEY VALUE")

@@ -27,6 +27,7 @@ type upOptions struct {
 	port            int
 	threads         int
 	sim             bool
+	chaos           bool
 	level           string
 	apiKey          string
 	grace           time.Duration
@@ -54,6 +55,7 @@ func upCommand(leave *leaver) *cobra.Command {
 	f.IntVar(&o.port, "port", 8000, "port of the router, 0 for a free one")
 	f.IntVar(&o.threads, "threads", 0, "threads of each engine; 0 shares the cores among them")
 	f.BoolVar(&o.sim, "sim", false, "no model: synthetic tokens that depend on every KV byte")
+	f.BoolVar(&o.chaos, "enable-chaos", false, "let tandem chaos break the cluster on purpose")
 	f.StringVar(&o.apiKey, "api-key", os.Getenv("TANDEM_API_KEY"), "key that clients must send (environment: TANDEM_API_KEY)")
 	f.StringVar(&o.level, "log-level", "info", "debug, info, warn or error")
 	f.DurationVar(&o.grace, "drain-timeout", 15*time.Second, "longest time for each process to finish after Ctrl-C")
@@ -144,6 +146,9 @@ func (c *cluster) start(ctx context.Context, model []string) error {
 		args = append(args, "--host", "127.0.0.1", "--port", "0", "--threads", strconv.Itoa(threads), "--log-level", c.opt.level,
 			"--kv-transfer-config", string(transfer), "--peer-listen", "127.0.0.1:0", "--peer-socket-dir", c.dir,
 			"--cluster-token-file", token, "--drain-timeout", c.opt.grace.String())
+		if c.opt.chaos {
+			args = append(args, "--enable-chaos")
+		}
 		args = append(append(args, c.opt.engine...), extra...)
 		wg.Go(func() { c.engines[i], errs[i] = start(ctx, c.out, name, c.opt.apiKey, args...) })
 	}
@@ -159,8 +164,12 @@ func (c *cluster) start(ctx context.Context, model []string) error {
 		}
 		args = append(args, flag, e.url)
 	}
+	key := ""
+	if c.opt.chaos {
+		args, key = append(args, "--enable-chaos"), c.opt.apiKey
+	}
 	var err error
-	c.router, err = start(ctx, c.out, "router", "", args...)
+	c.router, err = start(ctx, c.out, "router", key, args...)
 	return err
 }
 
@@ -235,7 +244,11 @@ func (c *cluster) greet(ctx context.Context, w io.Writer) {
 		key = " -H \"Authorization: Bearer $TANDEM_API_KEY\""
 	}
 	fmt.Fprintf(w, "\nTry it:\n\n  curl -N %s/v1/chat/completions -H 'Content-Type: application/json'%s -d '%s'\n\n", c.router.url, key, chat)
-	fmt.Fprintf(w, "Look at it:  %s status --url %s\nStop it:     Ctrl-C\n\n", os.Args[0], c.router.url)
+	fmt.Fprintf(w, "Look at it:  %s status --url %s\n", os.Args[0], c.router.url)
+	if c.opt.chaos {
+		fmt.Fprintf(w, "Break it:    %s chaos set --url %s --on D1 --point read_piece --action cut --bytes 100000 --nth 1\n", os.Args[0], c.router.url)
+	}
+	fmt.Fprint(w, "Stop it:     Ctrl-C\n\n")
 }
 
 // peerPaths says how a decode engine reads from the peers it has met.

@@ -91,7 +91,10 @@ type Backend struct {
 }
 
 // New returns the backend at raw, an http or https URL without a path.
-func New(raw string, role Role, limits Limits) (*Backend, error) {
+//
+// Decorate, where one is given, returns what takes the place of a transport,
+// which it wraps.
+func New(raw string, role Role, limits Limits, decorate ...func(http.RoundTripper) http.RoundTripper) (*Backend, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil {
 		return nil, fmt.Errorf("backend: %s URL %q: want http://HOST:PORT", role, raw)
@@ -103,10 +106,16 @@ func New(raw string, role Role, limits Limits) (*Backend, error) {
 	}
 	alone := pooled.Clone()
 	alone.DisableKeepAlives = true
+	var one, other http.RoundTripper = pooled, alone
+	for _, d := range decorate {
+		if d != nil {
+			one, other = d(one), d(other)
+		}
+	}
 	unfollowed := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	b := &Backend{
 		name: u.Host, base: u.Scheme + "://" + u.Host, role: role, limits: limits, poke: make(chan struct{}, 1),
-		client: &http.Client{Transport: pooled, CheckRedirect: unfollowed}, alone: &http.Client{Transport: alone, CheckRedirect: unfollowed},
+		client: &http.Client{Transport: one, CheckRedirect: unfollowed}, alone: &http.Client{Transport: other, CheckRedirect: unfollowed},
 	}
 	b.view.Store(&View{State: Unknown, Reason: "not probed yet"})
 	return b, nil

@@ -3,6 +3,7 @@ package backend
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"sync"
 	"sync/atomic"
 )
@@ -15,11 +16,11 @@ type Pool struct {
 }
 
 // NewPool returns a pool of the engines at urls.
-func NewPool(role Role, urls []string, limits Limits) (*Pool, error) {
+func NewPool(role Role, urls []string, limits Limits, decorate ...func(http.RoundTripper) http.RoundTripper) (*Pool, error) {
 	p := &Pool{role: role}
 	seen := map[string]bool{}
 	for _, u := range urls {
-		b, err := New(u, role, limits)
+		b, err := New(u, role, limits, decorate...)
 		if err != nil {
 			return nil, err
 		}

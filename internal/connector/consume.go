@@ -25,6 +25,14 @@ type LoadSpec struct {
 	FromTile, ToTile int
 }
 
+// name is what RequestOf returns of the load's messages and reads.
+func (s *LoadSpec) name() string {
+	if s.ClientID != "" {
+		return s.ClientID
+	}
+	return string(s.ID)
+}
+
 // A LoadReport says how a load ended. No byte of the load lands after it.
 type LoadReport struct {
 	ID       kv.RequestID
@@ -137,7 +145,7 @@ func (c *Connector) ReturnUnread(_ context.Context, h *Handoff) {
 const firstRetry = 50 * time.Millisecond
 
 // giveBack returns a lease in the background, for a request when a load had it.
-func (c *Connector) giveBack(id kv.RequestID, h *Handoff) {
+func (c *Connector) giveBack(id string, h *Handoff) {
 	c.spawnReturn(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(withRequest(context.WithoutCancel(ctx), id), c.cfg.ReturnTimeout)
 		defer cancel()

@@ -37,7 +37,7 @@ type load struct {
 // run drives the load to its report. Ending ctx cancels the load.
 func (l *load) run(ctx context.Context) {
 	start := l.start
-	mctx, cancel := context.WithDeadline(withRequest(context.WithoutCancel(ctx), l.spec.ID), start.Add(l.c.cfg.LoadTimeout))
+	mctx, cancel := context.WithDeadline(withRequest(context.WithoutCancel(ctx), l.spec.name()), start.Add(l.c.cfg.LoadTimeout))
 	l.cancel = cancel
 	defer cancel()
 	l.parts.Go(func() { l.meet(mctx) })
@@ -86,7 +86,7 @@ func (l *load) carry(ctx context.Context, e core.LoadEffects) bool {
 	l.parts.Wait()
 	l.drain()
 	if e.Return {
-		l.c.giveBack(l.spec.ID, l.spec.Handoff)
+		l.c.giveBack(l.spec.name(), l.spec.Handoff)
 	}
 	if l.view != nil {
 		l.view.release()

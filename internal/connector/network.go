@@ -115,14 +115,15 @@ type Read interface {
 type requestKey struct{}
 
 // withRequest names the request that the messages and reads under ctx serve.
-func withRequest(ctx context.Context, id kv.RequestID) context.Context {
+func withRequest(ctx context.Context, id string) context.Context {
 	return context.WithValue(ctx, requestKey{}, id)
 }
 
-// RequestOf returns the request of this engine that a claim, a read or a return
-// serves, and "" for what serves several, such as handshakes and renewals. It is
-// there to be shown and matched; nothing in this package decides by it.
-func RequestOf(ctx context.Context) kv.RequestID {
-	id, _ := ctx.Value(requestKey{}).(kv.RequestID)
+// RequestOf returns the name of the request that a claim, a read or a return
+// serves: the client's, where the load has one, or else the engine's. It is "" for
+// what serves several, such as handshakes and renewals. It is there to be shown
+// and matched; nothing in this package decides by it.
+func RequestOf(ctx context.Context) string {
+	id, _ := ctx.Value(requestKey{}).(string)
 	return id
 }

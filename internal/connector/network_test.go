@@ -5,8 +5,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-
-	"tandem/internal/kv"
 )
 
 // A tapped network notes what passes and for which request.
@@ -18,7 +16,7 @@ type tapped struct {
 
 type tap struct {
 	what string
-	id   kv.RequestID
+	id   string
 }
 
 func (n *tapped) note(ctx context.Context, what string) {

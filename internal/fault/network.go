@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -177,7 +178,7 @@ func (c *conn) Call(ctx context.Context, k connector.Kind, body []byte) ([]byte,
 	default:
 		return c.Conn.Call(ctx, k, body)
 	}
-	f, changed, hit := c.n.in.decide(point, Subject{Request: string(connector.RequestOf(ctx)), Peer: c.addr})
+	f, changed, hit := c.n.in.decide(point, c.subject(ctx))
 	if !hit {
 		return c.Conn.Call(ctx, k, body)
 	}
@@ -210,6 +211,17 @@ func (c *conn) Call(ctx context.Context, k connector.Kind, body []byte) ([]byte,
 	default:
 	}
 	return c.Conn.Call(ctx, k, body)
+}
+
+// subject is what a call under ctx is decided by.
+func (c *conn) subject(ctx context.Context) Subject {
+	return Subject{Request: requestName(connector.RequestOf(ctx)), Peer: c.addr}
+}
+
+// requestName returns the part of a completion's id that the client chose, as the
+// router knows it, too.
+func requestName(id string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(id, "chatcmpl-"), "cmpl-")
 }
 
 // fail is action error of a message.

@@ -79,8 +79,8 @@ type When struct {
 	// Nth lists numbers of calls.
 	Nth []uint64 `json:"nth,omitempty"`
 
-	// RequestID and Peer are globs with * and ?. The request is the one of the
-	// engine that decides, at point http the router's. A peer is host:port.
+	// RequestID and Peer are globs with * and ?. A request has the name that its
+	// client gave it with X-Request-Id, at every point. A peer is host:port.
 	RequestID string `json:"request_id,omitempty"`
 	Peer      string `json:"peer,omitempty"`
 }

@@ -30,7 +30,7 @@ func (p *plan) Read(ctx context.Context, spec connector.ReadSpec) connector.Read
 		return over(transfer.ErrPeerGone)
 	}
 	n := p.c.n
-	sub := Subject{Request: string(connector.RequestOf(ctx)), Peer: p.c.addr}
+	sub := p.c.subject(ctx)
 	post, postChanged, posted := n.in.decide(ReadPost, sub)
 	if posted {
 		switch post.Action {

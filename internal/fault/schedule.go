@@ -6,7 +6,7 @@ import (
 
 // A Subject is what a decision can know of a call.
 type Subject struct {
-	Request string // of the engine that decides; empty where calls serve several
+	Request string // the client's name of it; empty where calls serve several
 	Peer    string // address of the other side, empty where it is not known
 }
 

@@ -209,6 +209,24 @@ func TestFaultsMeetTheirRequestAndPeerOnly(t *testing.T) {
 	}
 }
 
+// A request is known by the name that its client gave it.
+func TestRequestsHaveTheirClientsName(t *testing.T) {
+	for id, want := range map[string]string{"cmpl-abc-1": "abc-1", "chatcmpl-abc": "abc", "r": "r", "": ""} {
+		if got := requestName(id); got != want {
+			t.Errorf("%q is %q", id, got)
+		}
+	}
+	p, d := pair(t)
+	prompt := promptOf(tiles*16+1, 1)
+	h := p.grant(prompt)
+	d.set(Fault{Point: ReadPost, Action: Error, When: When{RequestID: "abc-?"}})
+	d.Load(connector.LoadSpec{ID: "internal", ClientID: "chatcmpl-abc-1", Handoff: h, Prompt: prompt, Local: h.Blocks, ToTile: tiles})
+	if r := wait(t, "the report", d.Reports()); r.Err == nil || r.Err.Class != connector.ClassRead || d.in.Events()[0].Request != "abc-1" {
+		t.Errorf("%+v, %v", r, d.in.Events())
+	}
+	p.back(h)
+}
+
 // The same plan over the same loads does the same, and so does its record.
 func TestRunsReplayOverRealLoads(t *testing.T) {
 	plan := Plan{Seed: 9, Faults: []Fault{

@@ -27,12 +27,16 @@ import (
 // Config is what a router is made from.
 type Config struct {
 	Prefill, Decode []string // base URLs
-	Backend         backend.Limits
-	MaxBody         int64         // bytes of a request; 0: 32 MiB
-	MaxPrompts      int           // prompts of one request; 0: 256
-	Parallel        int           // flows of one request at once; 0: 8
-	Retries         int           // per flow, before the first byte
-	WriteTimeout    time.Duration // one write to a client; 0: 30 s
+	// Decorate, when set, returns the transport to use in place of the given one,
+	// which it wraps.
+	Decorate func(http.RoundTripper) http.RoundTripper
+
+	Backend      backend.Limits
+	MaxBody      int64         // bytes of a request; 0: 32 MiB
+	MaxPrompts   int           // prompts of one request; 0: 256
+	Parallel     int           // flows of one request at once; 0: 8
+	Retries      int           // per flow, before the first byte
+	WriteTimeout time.Duration // one write to a client; 0: 30 s
 
 	// SaltHeader names a request header that a trusted edge sets for each tenant;
 	// "": none. Its value takes the place of the client's cache_salt on both legs.
@@ -79,11 +83,11 @@ func New(cfg Config) (*Router, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	cfg.Metrics.fill(bystander.NewHooks("router", cfg.Log))
-	p, err := backend.NewPool(backend.Prefill, cfg.Prefill, cfg.Backend)
+	p, err := backend.NewPool(backend.Prefill, cfg.Prefill, cfg.Backend, cfg.Decorate)
 	if err != nil {
 		return nil, err
 	}
-	d, err := backend.NewPool(backend.Decode, cfg.Decode, cfg.Backend)
+	d, err := backend.NewPool(backend.Decode, cfg.Decode, cfg.Backend, cfg.Decorate)
 	if err != nil {
 		return nil, err
 	}
