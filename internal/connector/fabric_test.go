@@ -23,6 +23,8 @@ type fabric struct {
 	// Faults; nil: none. They are set before the traffic they touch.
 	onDial func(ctx context.Context, addr string) error
 	onCall func(ctx context.Context, addr string, k Kind) error
+	// onAnswer runs when a call was handled and its answer is on its way.
+	onAnswer func(ctx context.Context, addr string, k Kind) error
 	// onTile runs before tile i of a read lands, and says whether to spoil it.
 	onTile func(ctx context.Context, rank, i int) (spoil bool, err error)
 
@@ -141,7 +143,11 @@ func (p *fabricPeer) Call(ctx context.Context, k Kind, body []byte) ([]byte, err
 		return nil, errors.New("connection lost")
 	default:
 	}
-	return p.to.handlers[k](ctx, p.id, body)
+	out, err := p.to.handlers[k](ctx, p.id, body)
+	if h := p.from.f.onAnswer; h != nil && err == nil {
+		err = h(ctx, p.to.addr, k)
+	}
+	return out, err
 }
 
 func (p *fabricPeer) Join(_ context.Context, _ int, desc []byte) (Remote, error) {

@@ -193,3 +193,60 @@ func TestSharersOfAPrefixLoseDifferentTiles(t *testing.T) {
 		t.Errorf("%d failed, %d tokens recomputed, %d hit: the situation did not come about", failed, recomputed, hit)
 	}
 }
+
+// H043, H018: requests whose loads lost tiles are preempted while they recompute
+// and while they decode, and choices fork from them: every choice has the tokens
+// of a quiet engine, and nothing is loaded twice.
+func TestPreemptionAroundFailedLoads(t *testing.T) {
+	one := start(t, sim.Config{}, Config{})
+	for name, lost := range map[string]func(i int) bool{
+		"every second": func(i int) bool { return i%2 == 1 }, "all": func(int) bool { return true }, "the last": func(i int) bool { return i == 3 },
+	} {
+		for _, n := range []int{1, 3} {
+			var preempted, loads atomic.Int64
+			x := startPair(t, sim.Config{Blocks: 400}, sim.Config{Blocks: 12 + 4*n}, Config{}, Config{
+				Policy: PolicyRecompute, MaxBatchedTokens: 24,
+				Metrics: Metrics{Preempted: func(k int) { preempted.Add(int64(k)) }},
+			})
+			x.dl.bad = lost
+			x.dl.onLoad = func(connector.LoadSpec) { loads.Add(1) }
+			x.dl.hold = make(chan struct{})
+			const requests = 5
+			var all []Request
+			var wants [][]answer
+			for i := range requests {
+				r := seeded(prompt(60, i), 60, int64(i))
+				r.N = n
+				s, err := one.Submit(t.Context(), r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want, _ := read(t, s, n)
+				r.Handoff = x.prefill(t, r)
+				all, wants = append(all, r), append(wants, want)
+			}
+			var streams []*Stream
+			for _, r := range all {
+				streams = append(streams, x.submit(t, r))
+			}
+			close(x.dl.hold) // the first of them load; they all meet
+			var wg sync.WaitGroup
+			for i, s := range streams {
+				wg.Go(func() {
+					as, _ := read(t, s, n)
+					for k := range as {
+						equal(t, fmt.Sprintf("%s, request %d, choice %d", name, i, k), as[k].tokens, wants[i][k].tokens)
+					}
+					if u := as[0].last.Usage; u.LocalHit+u.Loaded+u.Recomputed+u.Computed != 60 || u.Recomputed == 0 || u.Failure != connector.ClassSum {
+						t.Errorf("%s, request %d: %+v", name, i, u)
+					}
+				})
+			}
+			wg.Wait()
+			if preempted.Load() == 0 || loads.Load() != requests {
+				t.Errorf("%s, %d choices: %d preemptions, %d loads of %d requests", name, n, preempted.Load(), loads.Load(), requests)
+			}
+			x.settled(t)
+		}
+	}
+}

@@ -1,0 +1,94 @@
+package connector
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"tandem/internal/kv"
+)
+
+// A return whose acknowledgement is lost was acted on: P has its blocks at once
+// and once, and D, which asks again, hears what it wanted.
+func TestLostNoticeOfAReturn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lost, asked, failed atomic.Int64
+		f := newFabric()
+		f.onAnswer = func(_ context.Context, _ string, k Kind) error {
+			if k != KindReturn {
+				return nil
+			}
+			if asked.Add(1) <= 3 {
+				lost.Add(1)
+				return errors.New("lost on the way back")
+			}
+			return nil
+		}
+		p := f.engine(t, "p:1", 1, 1, 16)
+		d := f.engine(t, "d:1", 1, 1, 16, func(c *Config) { c.Metrics.ReturnFailed = func(kv.EngineID) { failed.Add(1) } })
+		tokens := prompt(40, 1)
+		h, pb := p.grant(t, tokens, 15)
+		if r := d.load(t, "r", h, tokens, d.blocksFor(40, 15)); r.Err != nil || r.Duration != 0 {
+			t.Fatalf("%+v", r)
+		}
+		begun := time.Now()
+		if got := p.freedBlocks(t); !slices.Equal(got, pb) || time.Since(begun) != 0 {
+			t.Fatalf("freed %v after %v", got, time.Since(begun))
+		}
+		<-time.After(2 * d.cfg.ReturnTimeout)
+		synctest.Wait()
+		select {
+		case b := <-p.Freed():
+			t.Errorf("blocks %v are freed a second time", b)
+		default:
+		}
+		if s := p.Status().Leases; s.Returned != 1 || s.Live != 0 || s.Expired != 0 {
+			t.Errorf("%+v", s)
+		}
+		if lost.Load() != 3 || asked.Load() != 4 || failed.Load() != 0 {
+			t.Errorf("%d answers lost of %d, %d returns given up", lost.Load(), asked.Load(), failed.Load())
+		}
+	})
+}
+
+// A return that never reaches P costs P's blocks until the lease ends, and no
+// longer; the load it belongs to was reported at once.
+func TestLostReturnEndsWithItsLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lost, failed, expired atomic.Int64
+		f := newFabric()
+		f.onCall = func(_ context.Context, _ string, k Kind) error {
+			if k == KindReturn {
+				lost.Add(1)
+				return errors.New("lost on the way")
+			}
+			return nil
+		}
+		limits := func(c *Config) { c.LeaseDuration, c.MaxClaim, c.ReturnTimeout = 10*time.Second, 20*time.Second, 2*time.Second }
+		p := f.engine(t, "p:1", 1, 1, 16, limits, func(c *Config) { c.Metrics.Expired = func() { expired.Add(1) } })
+		d := f.engine(t, "d:1", 1, 1, 16, limits, func(c *Config) { c.Metrics.ReturnFailed = func(kv.EngineID) { failed.Add(1) } })
+		tokens := prompt(40, 1)
+		begun := time.Now()
+		h, pb := p.grant(t, tokens, 15)
+		if r := d.load(t, "r", h, tokens, d.blocksFor(40, 15)); r.Err != nil || r.Duration != 0 {
+			t.Fatalf("%+v", r)
+		}
+		if got := p.freedBlocks(t); !slices.Equal(got, pb) {
+			t.Fatalf("freed %v", got)
+		}
+		if took := time.Since(begun); took > 20*time.Second || took < 2*time.Second {
+			t.Errorf("P's blocks came back after %v", took)
+		}
+		synctest.Wait()
+		if s := p.Status().Leases; s.Live != 0 || s.Returned != 0 {
+			t.Errorf("%+v", s)
+		}
+		if lost.Load() < 3 || failed.Load() != 1 || expired.Load() != 1 {
+			t.Errorf("%d returns lost, %d given up, %d leases expired", lost.Load(), failed.Load(), expired.Load())
+		}
+	})
+}
