@@ -144,8 +144,13 @@ func (i *Injector) decide(p Point, sub Subject) (f Fault, changed <-chan struct{
 	changed = i.changed
 	i.mu.Unlock()
 	if ok {
-		i.log.Warn("fault injected", "point", string(p), "action", string(f.Action), "class", string(f.Class),
-			"call", at.n, "request_id", sub.Request, "peer", sub.Peer)
+		attrs := []any{"point", string(p), "action", string(f.Action), "call", at.n}
+		for _, a := range [][2]string{{"class", string(f.Class)}, {"request_id", sub.Request}, {"peer", sub.Peer}} {
+			if a[1] != "" {
+				attrs = append(attrs, a[0], a[1])
+			}
+		}
+		i.log.Warn("fault injected", attrs...)
 	}
 	return f, changed, ok
 }

@@ -356,7 +356,7 @@ func TestEachFaultIsLogged(t *testing.T) {
 		i.Decide(Claim, Subject{fmt.Sprint("r", n), "p:1"})
 	}
 	if got := out.String(); strings.Count(got, "\n") != 1 ||
-		!strings.Contains(got, `msg="fault injected" point=claim action=error class=gone call=2 request_id=r1 peer=p:1`) {
+		!strings.Contains(got, `msg="fault injected" point=claim action=error call=2 class=gone request_id=r1 peer=p:1`) {
 		t.Error(got)
 	}
 }
