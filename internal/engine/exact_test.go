@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -204,8 +205,15 @@ func TestPreemptionAroundFailedLoads(t *testing.T) {
 	} {
 		for _, n := range []int{1, 3} {
 			var preempted, loads atomic.Int64
-			x := startPair(t, sim.Config{Blocks: 400}, sim.Config{Blocks: 12 + 4*n}, Config{}, Config{
-				Policy: PolicyRecompute, MaxBatchedTokens: 24,
+			x := startPair(t, sim.Config{Blocks: 400}, sim.Config{}, Config{}, Config{}) // for P alone
+			m, err := sim.New(sim.Config{Blocks: 12 + 4*n})
+			if err != nil {
+				t.Fatal(err)
+			}
+			g := &gate{Model: m, steps: make(chan struct{})}
+			x.dl = x.pl.f.link(m)
+			x.d = startModel(t, m, Config{
+				Model: g, Connector: x.dl, Policy: PolicyRecompute, MaxBatchedTokens: 24,
 				Metrics: Metrics{Preempted: func(k int) { preempted.Add(int64(k)) }},
 			})
 			x.dl.bad = lost
@@ -229,7 +237,15 @@ func TestPreemptionAroundFailedLoads(t *testing.T) {
 			for _, r := range all {
 				streams = append(streams, x.submit(t, r))
 			}
-			close(x.dl.hold) // the first of them load; they all meet
+			for st := x.d.Status(); st.Stats.Loading+st.Stats.Waiting != requests; st = x.d.Status() {
+				runtime.Gosched()
+			}
+			first := x.d.Status().Stats.Loading
+			close(x.dl.hold)
+			for x.dl.reported.Load() != int64(first) {
+				runtime.Gosched()
+			}
+			close(g.steps) // no step ends before all that load have ended: they meet
 			var wg sync.WaitGroup
 			for i, s := range streams {
 				wg.Go(func() {
