@@ -110,3 +110,24 @@ func TestLostClaimsEndInTheOrderOfTheirGrants(t *testing.T) {
 		}
 	}
 }
+
+// Every move of a lease is counted, its last one too: simulations tell by the
+// counts what they have walked.
+func TestEveryMoveOfALeaseIsCounted(t *testing.T) {
+	table, now := newTestTable(), time.Unix(0, 0)
+	for _, ev := range []any{
+		grantOf(1), claimOf(1), LostEvent{testCaller}, claimOf(1), ReturnEvent{LeaseID{1}, testCaller},
+		grantOf(2), claimOf(2), RevokeEvent{ID: LeaseID{2}}, LostEvent{testCaller},
+		grantOf(3), ReturnEvent{LeaseID{3}, testCaller},
+	} {
+		table.Handle(ev, now)
+	}
+	want := map[string]uint64{
+		"held claimed": 3, "claimed held": 1, "claimed ended": 1, "claimed leaving": 1, "leaving ended": 1, "held ended": 1,
+	}
+	for _, e := range LeaseMoves.Edges() {
+		if got := table.Moves().Of(e); got != want[e.From+" "+e.To] {
+			t.Errorf("%s to %s: %d times, want %d", e.From, e.To, got, want[e.From+" "+e.To])
+		}
+	}
+}
