@@ -131,3 +131,20 @@ func TestEveryMoveOfALeaseIsCounted(t *testing.T) {
 		}
 	}
 }
+
+// An answer to a claim that comes when P may end it before we would notice is of
+// no use: nothing is read, and the lease is given back.
+func TestLateAnswerToAClaimReadsNothing(t *testing.T) {
+	start := time.Unix(0, 0)
+	for _, c := range []struct {
+		after time.Duration
+		read  bool
+	}{{35*time.Second - 1, true}, {35*time.Second + 1, false}, {35*time.Second + 500*time.Millisecond, false}} {
+		l := NewLoad(1, time.Hour, time.Hour, start)
+		l.Handle(LoadPeerEvent{Reads: 1}, start)
+		e := l.Handle(LoadClaimEvent{Verdict: VerdictOK, Limit: 40 * time.Second, Sums: true}, start.Add(c.after))
+		if e.Read != c.read || c.read != (e.Report == nil) || !c.read && (e.Report.Class != ClassTimeout || !e.Return || e.Stop) {
+			t.Errorf("after %v: %+v", c.after, e)
+		}
+	}
+}
