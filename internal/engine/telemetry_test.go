@@ -37,27 +37,23 @@ func TestMetricsDecideNothing(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(&out, nil))
 	one := start(t, sim.Config{}, Config{})
 	// A pool in which two requests do not fit to their end.
-	x, g := startGated(t, sim.Config{Blocks: 8}, Config{Metrics: bad, Log: log, Policy: PolicyRecompute, NoPrefixCache: true})
+	x := startPair(t, sim.Config{}, sim.Config{Blocks: 8}, Config{Metrics: bad}, Config{Metrics: bad, Log: log, Policy: PolicyRecompute, NoPrefixCache: true})
 	x.dl.bad = func(i int) bool { return i == 1 }
 	for round := range 3 {
-		var wants []answer
-		var streams []*Stream
+		var wg sync.WaitGroup
 		for i := range 2 {
 			r := seeded(prompt(40, 10*round+i), 50, 3)
-			wants = append(wants, one.run(t, r))
+			want := one.run(t, r)
 			r.Handoff = x.prefill(t, r)
-			streams = append(streams, x.submit(t, r))
+			wg.Go(func() {
+				got := x.d.run(t, r)
+				equal(t, fmt.Sprintf("round %d, request %d", round, i), got.tokens, want.tokens)
+				if u := got.last.Usage; u.Recomputed != 16 || got.last.Finish != FinishLength {
+					t.Errorf("%+v", got.last)
+				}
+			})
 		}
-		if round == 0 { // so that they meet, and one gives way
-			x.meet(g, 2)
-		}
-		for i, s := range streams {
-			got, _ := read(t, s, 1)
-			equal(t, fmt.Sprintf("round %d, request %d", round, i), got[0].tokens, wants[i].tokens)
-			if last := got[0].last; last.Usage.Recomputed != 16 || last.Finish != FinishLength {
-				t.Errorf("%+v", last)
-			}
-		}
+		wg.Wait()
 	}
 	x.settled(t)
 	for _, what := range []string{"step", "first", "inter", "preempted", "admitted", "failed", "recovered", "finished"} {

@@ -90,8 +90,17 @@ func (t *outside) Cleanup(f func()) {
 	t.cleanups = append(t.cleanups, f)
 }
 
+// lastOfLog is how much of a text Logf prints, in bytes: its end.
+const lastOfLog = 4000
+
 // Logf implements testing.TB.
-func (t *outside) Logf(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+func (t *outside) Logf(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if cut := len(text) - lastOfLog; cut > 0 {
+		text = text[:80] + "\n…\n" + text[cut:]
+	}
+	fmt.Fprintln(os.Stderr, text)
+}
 
 // Error implements testing.TB.
 func (t *outside) Error(args ...any) { t.fail(errors.New(fmt.Sprint(args...))) }

@@ -137,13 +137,8 @@ func adversary(c *campaign, t testing.TB) error {
 
 // explore finds the addresses that a forger would use.
 func (a *attack) explore() error {
-	other := a.prefill("Q").Ready(a.t)
-	var info struct {
-		Tandem struct {
-			Addr string `json:"peer_address"`
-		} `json:"tandem"`
-	}
-	if err := json.Unmarshal(other.Get(a.t, "/server_info"), &info); err != nil {
+	_, other, err := addresses(a.prefill("Q").Ready(a.t))
+	if err != nil {
 		return err
 	}
 	b, err := read(a.p)
@@ -163,7 +158,7 @@ func (a *attack) explore() error {
 		}
 		addrs = append(addrs, ln.Addr().String())
 	}
-	a.world = world{silent: addrs[0], closed: addrs[1], other: info.Tandem.Addr, blocks: b.Blocks}
+	a.world = world{silent: addrs[0], closed: addrs[1], other: other, blocks: b.Blocks}
 	return nil
 }
 

@@ -27,6 +27,7 @@ type ask struct {
 	stream bool
 	policy string          // asked for by header; "": the engine's own
 	params json.RawMessage // kv_transfer_params
+	ctx    context.Context //nolint:containedctx // of a client that leaves; nil: it does not
 }
 
 // A reply is what a client got.
@@ -121,7 +122,11 @@ func (c *campaign) send(a ask) (r reply) {
 	if err != nil {
 		return reply{err: err}
 	}
-	req, err := http.NewRequestWithContext(context.Background(), http.MethodPost, a.url+"/v1/completions", bytes.NewReader(raw))
+	ctx := a.ctx
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url+"/v1/completions", bytes.NewReader(raw))
 	if err != nil {
 		return reply{err: err}
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -27,6 +28,10 @@ type fleet struct {
 	one    *cluster.Proc
 	p      *cluster.Proc
 	d      []*decoder
+
+	// P's addresses, for HTTP and for peers, and its arguments.
+	port, addr string
+	prefills   []string
 
 	mu sync.Mutex
 	r  *rand.Rand
@@ -56,7 +61,10 @@ var base = []string{"--sim", "--max-model-len", "2048", "--disable-log-requests"
 const extra = "--kv-transfer-config.kv_connector_extra_config."
 
 // parts are the arguments of the processes of a fleet beside the common ones.
-type parts struct{ prefill, decode, router []string }
+type parts struct {
+	prefill, decode, router []string
+	own                     [][]string // of each decode engine
+}
 
 // start starts a fleet; it ends with t.
 func (c *campaign) start(t testing.TB, a parts) (*fleet, error) {
@@ -69,20 +77,53 @@ func (c *campaign) start(t testing.TB, a parts) (*fleet, error) {
 		return nil, err
 	}
 	f.one = cluster.Start(t, "one", append([]string{"serve", "--port", "0"}, base...)...)
-	f.p = f.prefill("P", a.prefill...)
+	f.prefills = a.prefill
+	f.p = f.prefill("P", append([]string{"--peer-listen", home() + ":0"}, a.prefill...)...)
 	for i, path := range paths {
 		args := append([]string{
 			"--allow-request-policy", "--kv-transfer-config.kv_load_failure_policy=" + policies[i], extra + `transfer_paths=["` + path + `"]`,
 		}, a.decode...)
+		if a.own != nil {
+			args = append(args, a.own[i]...)
+		}
 		f.d = append(f.d, &decoder{Proc: f.engine("D-"+path, "kv_consumer", args...), path: path, policy: policies[i]})
 	}
 	for _, p := range append([]*cluster.Proc{f.one, f.p}, f.d[0].Proc, f.d[1].Proc) {
 		p.Ready(t)
 	}
+	if f.port, f.addr, err = addresses(f.p); err != nil {
+		return nil, err
+	}
 	for _, d := range f.d {
 		d.router = cluster.Start(t, "router-"+d.path, append([]string{"route", "--port", "0", "--prefill", f.p.URL, "--decode", d.URL}, a.router...)...).Ready(t)
 	}
 	return f, nil
+}
+
+// addresses returns the port of an engine's HTTP server and its peer address.
+func addresses(p *cluster.Proc) (port, addr string, err error) {
+	u, err := url.Parse(p.URL)
+	if err != nil {
+		return "", "", err
+	}
+	resp, err := client.Get(p.URL + "/server_info")
+	if err != nil {
+		return "", "", err
+	}
+	defer resp.Body.Close()
+	var info struct {
+		Tandem struct {
+			Addr string `json:"peer_address"`
+		} `json:"tandem"`
+	}
+	err = json.NewDecoder(resp.Body).Decode(&info)
+	return u.Port(), info.Tandem.Addr, err
+}
+
+// again starts P again: under its name and at its address, or under others.
+func (f *fleet) again(name, listen string, args ...string) {
+	args = slices.Concat(f.prefills, []string{"--port", f.port, "--peer-listen", listen}, args)
+	f.p = f.prefill(name, args...).Ready(f.t)
 }
 
 func (f *fleet) engine(name, role string, args ...string) *cluster.Proc {
@@ -91,7 +132,14 @@ func (f *fleet) engine(name, role string, args ...string) *cluster.Proc {
 
 // prefill starts a prefill engine; it may not be ready.
 func (f *fleet) prefill(name string, args ...string) *cluster.Proc {
-	return f.engine(name, "kv_producer", args...)
+	return f.engine(name, "kv_producer", append([]string{"--host", home()}, args...)...)
+}
+
+// home is an IP address for engines that come back: while they are gone, nothing
+// else that runs here takes their ports.
+func home() string {
+	pid := os.Getpid()
+	return fmt.Sprintf("127.%d.%d.%d", 64+pid>>16&63, pid>>8&255, pid&255|1)
 }
 
 // intn draws a number below n; many goroutines may.
@@ -116,9 +164,12 @@ func (f *fleet) prompt(n int) []int {
 const output = 4
 
 // want returns what one engine answers.
-func (f *fleet) want(prompt []int) ([]int, error) {
-	r := f.c.send(ask{url: f.one.URL, prompt: prompt, tokens: output})
-	if r.err != nil || r.status != http.StatusOK || len(r.ids) != output {
+func (f *fleet) want(prompt []int) ([]int, error) { return f.wants(prompt, output) }
+
+// wants is want for a number of tokens.
+func (f *fleet) wants(prompt []int, tokens int) ([]int, error) {
+	r := f.c.send(ask{url: f.one.URL, prompt: prompt, tokens: tokens})
+	if r.err != nil || r.status != http.StatusOK || len(r.ids) != tokens {
 		return nil, fmt.Errorf("one engine: %s", &r)
 	}
 	return r.ids, nil
@@ -179,9 +230,36 @@ func read(p *cluster.Proc) (b books, err error) {
 	return books(out.Tandem), nil
 }
 
+// peerCount returns how many peers a decode engine keeps a connection to.
+func peerCount(p *cluster.Proc) (int, error) {
+	resp, err := client.Get(p.URL + "/server_info")
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	var out struct {
+		Tandem struct {
+			Peers []struct {
+				State string `json:"state"`
+			} `json:"peers"`
+		} `json:"tandem"`
+	}
+	err = json.NewDecoder(resp.Body).Decode(&out)
+	n := 0
+	for _, peer := range out.Tandem.Peers {
+		if peer.State == "ready" || peer.State == "handshake" {
+			n++
+		}
+	}
+	return n, err
+}
+
 // settle waits until every block and table of the engines is free again, and
 // notes in r how long that took since w.
-func settle(r *row, w watch, engines ...*cluster.Proc) {
+func settle(r *row, w watch, engines ...*cluster.Proc) { settleIn(r, w, backLimit, engines...) }
+
+// settleIn is settle with another limit.
+func settleIn(r *row, w watch, limit time.Duration, engines ...*cluster.Proc) {
 	for _, p := range engines {
 		for {
 			b, err := read(p)
@@ -195,7 +273,7 @@ func settle(r *row, w watch, engines ...*cluster.Proc) {
 			time.Sleep(2 * time.Millisecond)
 		}
 	}
-	r.returned(w.took())
+	r.returned(w.took(), limit)
 }
 
 // engines are all that hold blocks.
@@ -231,5 +309,44 @@ func each(n, workers int, f func(i int)) {
 		next <- i
 	}
 	close(next)
+	wg.Wait()
+}
+
+// first asks through each router until an answer is right and loaded from P, and
+// notes how long that takes from now.
+func (f *fleet) first(r *row, round int) {
+	w := f.c.pulse.start()
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	for _, d := range f.d {
+		prompt := f.prompt(60)
+		want, err := f.want(prompt)
+		if err != nil {
+			r.wrong("%v", err)
+			return
+		}
+		wg.Go(func() {
+			for {
+				rep := f.c.send(ask{url: d.router.URL, prompt: prompt, tokens: output, policy: "fail"})
+				took, how := w.took(), rep.judge(want)
+				mu.Lock()
+				if how == wrong || how == broken {
+					r.wrong("round %d, %s: %s: %s", round, d.path, how, &rep)
+				}
+				if how == right && rep.kv.Loaded == len(prompt)-1 {
+					r.fired++
+					r.outcome.add("right, loaded from P")
+					r.took(took, firstGood)
+				} else {
+					r.surfaced.add("tried again: " + rep.reason)
+				}
+				mu.Unlock()
+				if how == right || took > 10*time.Second {
+					break
+				}
+				time.Sleep(5 * time.Millisecond)
+			}
+		})
+	}
 	wg.Wait()
 }

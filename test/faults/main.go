@@ -49,6 +49,11 @@ var sections = []struct {
 }{
 	{"adversary", adversary},
 	{"peers", peers},
+	{"wire", wire},
+	{"matrix", everyCell},
+	{"requests", requests},
+	{"storm", storm},
+	{"exact", exact},
 }
 
 func main() {

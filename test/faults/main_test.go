@@ -60,7 +60,7 @@ func TestMissedLinesFailTheCampaign(t *testing.T) {
 	for name, spoil := range map[string]func(r *row){
 		"":             func(*row) {},
 		"late":         func(r *row) { r.took(1501*time.Millisecond, 1500*time.Millisecond) },
-		"not returned": func(r *row) { r.returned(1001 * time.Millisecond) },
+		"not returned": func(r *row) { r.returned(1001*time.Millisecond, time.Second) },
 		"wrong":        func(r *row) { note(r, &reply{status: 200, ids: []int{1}}, []int{2}, time.Second) },
 		"not answered": func(r *row) { note(r, &reply{}, []int{2}, time.Second) },
 		"said so":      func(r *row) { r.wrong("because") },
@@ -68,7 +68,7 @@ func TestMissedLinesFailTheCampaign(t *testing.T) {
 		var out bytes.Buffer
 		r := row{what: "a line"}
 		r.took(time.Second, 1500*time.Millisecond)
-		r.returned(time.Second)
+		r.returned(time.Second, time.Second)
 		note(&r, &reply{status: 200, ids: []int{2}}, []int{2}, time.Second)
 		spoil(&r)
 		missed := (&table{rows: []row{r}}).print(&out)

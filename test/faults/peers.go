@@ -1,9 +1,7 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"net/url"
 	"slices"
 	"sync"
 	"syscall"
@@ -24,9 +22,8 @@ const firstGood = time.Second
 type comeback struct {
 	*fleet
 
-	port, addr string // of P
-	pids       []int  // of the decode engines
-	own        []map[uint64]int64
+	pids []int // of the decode engines
+	own  []map[uint64]int64
 }
 
 // peers kills and starts P, and freezes and thaws it, again and again.
@@ -39,20 +36,6 @@ func peers(c *campaign, t testing.TB) error {
 		return err
 	}
 	b := &comeback{fleet: f}
-	u, err := url.Parse(f.p.URL)
-	if err != nil {
-		return err
-	}
-	b.port = u.Port()
-	var info struct {
-		Tandem struct {
-			Addr string `json:"peer_address"`
-		} `json:"tandem"`
-	}
-	if err := json.Unmarshal(f.p.Get(t, "/server_info"), &info); err != nil {
-		return err
-	}
-	b.addr = info.Tandem.Addr
 	for _, d := range f.d {
 		b.pids = append(b.pids, d.PID)
 		own, err := memoryFiles(d.PID)
@@ -129,10 +112,9 @@ func (b *comeback) kills(n int) error {
 
 		name, listen := "P", b.addr
 		if i%2 == 1 {
-			name, listen = fmt.Sprintf("P%d", i), "127.0.0.1:0"
+			name, listen = fmt.Sprintf("P%d", i), home()+":0"
 		}
-		b.p = b.prefill(name, "--port", b.port, "--peer-listen", listen, "--num-gpu-blocks-override", []string{"8192", "2048", "4096"}[i%3])
-		b.p.Ready(b.t)
+		b.again(name, listen, "--num-gpu-blocks-override", []string{"8192", "2048", "4096"}[i%3])
 		b.first(&good, i)
 		settle(&good, b.c.pulse.start(), b.engines()...)
 	}
@@ -229,45 +211,6 @@ func note(r *row, rep *reply, want []int, limit time.Duration) {
 		r.surfaced.add(rep.reason)
 	}
 	r.took(rep.took, limit)
-}
-
-// first asks through each router until an answer is right and loaded from P, and
-// notes how long that takes from now.
-func (b *comeback) first(r *row, round int) {
-	w := b.c.pulse.start()
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	for _, d := range b.d {
-		prompt := b.prompt(60)
-		want, err := b.want(prompt)
-		if err != nil {
-			r.wrong("%v", err)
-			return
-		}
-		wg.Go(func() {
-			for {
-				rep := b.c.send(ask{url: d.router.URL, prompt: prompt, tokens: output, policy: "fail"})
-				took, how := w.took(), rep.judge(want)
-				mu.Lock()
-				if how == wrong || how == broken {
-					r.wrong("round %d, %s: %s: %s", round, d.path, how, &rep)
-				}
-				if how == right && rep.kv.Loaded == len(prompt)-1 {
-					r.fired++
-					r.outcome.add("right, loaded from P")
-					r.took(took, firstGood)
-				} else {
-					r.surfaced.add("tried again: " + rep.reason)
-				}
-				mu.Unlock()
-				if how == right || took > 10*time.Second {
-					break
-				}
-				time.Sleep(5 * time.Millisecond)
-			}
-		})
-	}
-	wg.Wait()
 }
 
 // freezes stops P with work in every place and lets it go on.

@@ -19,6 +19,7 @@ type row struct {
 	slowest  time.Duration // answer, less what the harness's own timers were late
 	limit    time.Duration // of slowest; 0: none
 	back     time.Duration // until every block and table was free again
+	backIn   time.Duration // limit of back
 	note     string
 	faults   []string // why the line is not met
 }
@@ -55,11 +56,11 @@ func (r *row) took(d, limit time.Duration) {
 	}
 }
 
-// returned notes how long blocks and tables took to be free.
-func (r *row) returned(d time.Duration) {
-	r.back = max(r.back, d)
-	if d > backLimit {
-		r.wrong("blocks and tables came back after %.3f s, the limit is %v", d.Seconds(), backLimit)
+// returned notes how long blocks and tables took to be free, and how long they may.
+func (r *row) returned(d, limit time.Duration) {
+	r.back, r.backIn = max(r.back, d), limit
+	if d > limit {
+		r.wrong("blocks and tables came back after %.3f s, the limit is %.3f s", d.Seconds(), limit.Seconds())
 	}
 }
 
@@ -83,7 +84,7 @@ func (t *table) print(w io.Writer) (missed int) {
 			met = "MISSED"
 		}
 		fmt.Fprintf(tw, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", r.what, r.fired, r.surfaced, r.outcome,
-			limited(r.slowest, r.limit), limited(r.back, 0), met, r.note)
+			limited(r.slowest, r.limit), limited(r.back, r.backIn), met, r.note)
 	}
 	tw.Flush()
 	for i := range t.rows {

@@ -1,7 +1,6 @@
 package simulation
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -292,13 +291,7 @@ func (w *world) drawFaults() {
 			continue
 		}
 		plan.Faults = append(plan.Faults, f)
-		if w.trace != nil {
-			raw, err := json.Marshal(f)
-			if err != nil {
-				panic(err)
-			}
-			w.logf(nil, "fault %d: %s", i, raw)
-		}
+		w.logf(nil, "fault %d: %+v", i, f)
 	}
 	for k, n := range w.nodes {
 		p := plan

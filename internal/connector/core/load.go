@@ -94,6 +94,7 @@ type Load struct {
 	state      LoadState
 	moves      moves.Count
 	tiles      int
+	limit      time.Duration
 	noProgress time.Duration
 
 	started  time.Time
@@ -117,7 +118,7 @@ type Load struct {
 // the latest, and gives up when no tile arrives for noProgress.
 func NewLoad(tiles int, limit, noProgress time.Duration, now time.Time) *Load {
 	return &Load{
-		tiles: tiles, noProgress: noProgress,
+		tiles: tiles, limit: limit, noProgress: noProgress,
 		started: now, deadline: now.Add(limit), moved: now, matches: make([]int, tiles),
 	}
 }
@@ -210,12 +211,12 @@ func (l *Load) claimed(ev LoadClaimEvent, now time.Time, e *LoadEffects) {
 		if ev.Verdict == VerdictExpired {
 			err = ErrExpired
 		}
-		l.fail(ClassGone, fmt.Errorf("claim refused: %v: %w", ev.Verdict, err))
+		l.fail(ClassGone, fmt.Errorf("Claim refused: %v: %w", ev.Verdict, err))
 	case ev.Verdict != VerdictOK:
 		l.keep = ev.Verdict == VerdictBusy
-		l.fail(ClassRefused, fmt.Errorf("claim refused: %v", ev.Verdict))
+		l.fail(ClassRefused, fmt.Errorf("Claim refused: %v", ev.Verdict))
 	case !ev.Sums:
-		l.fail(ClassRefused, errors.New("the claim's sums do not fit the tiles"))
+		l.fail(ClassRefused, errors.New("the Claim's sums do not fit the tiles"))
 	case l.started.Add(ev.Limit - ev.Limit/8).Before(now):
 		l.fail(ClassTimeout, errDeadline)
 	default:
