@@ -230,6 +230,7 @@ func (w *world) drawRequests() {
 		if d.IntN(10) == 0 {
 			q.slow = time.Duration(1+d.IntN(100)) * time.Millisecond
 		}
+		q.salt = []string{"", "", "a", "b"}[d.IntN(4)]
 		q.rank, q.probe = d.IntN(3), d.IntN(25) == 0
 		q.stolen = !w.calm && d.IntN(30) == 0
 		w.client(i, q)

@@ -106,6 +106,9 @@ func (l *load) end(e core.LoadEffects) {
 			s.w.fail("%s reports the load of lease %s while a read of it can still write", s.n.name, short(l.spec.Handoff.Lease))
 		}
 	}
+	if late := s.w.now().Sub(l.until); late > 10*time.Millisecond && l.freezes == s.n.freezes {
+		s.w.fail("%s: a load ends %v after its deadline", s.n.name, late)
+	}
 	if e.Return {
 		s.giveBack(l.spec.Handoff)
 	}

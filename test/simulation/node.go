@@ -86,7 +86,11 @@ func (n *node) collect() {
 	c.Sched.Add(s.Moves())
 	c.Lease.Add(n.shell.leases.Moves())
 	c.Peer.Add(n.shell.peers.Moves())
-	c.Add(&Coverage{Totals: s.Stats().Totals})
+	t := s.Stats().Totals
+	if t.Prompt != t.Local+t.Loaded+t.Recomputed+t.Computed {
+		n.w.fail("%s: prompt tokens do not add up: %+v", n.name, t)
+	}
+	c.Add(&Coverage{Totals: t})
 	for _, l := range n.shell.loads {
 		c.Load.Add(l.core.Moves())
 	}

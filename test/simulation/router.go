@@ -454,7 +454,7 @@ type exchange struct {
 // submit gives the request to the engine.
 func (x *exchange) submit() {
 	n, q, w := x.n, x.l.c.q, x.n.w
-	r := engine.Request{ClientID: fmt.Sprint(x.l.c.id), Prompt: q.prompt, Params: q.params, PromptLogprobs: -1}
+	r := engine.Request{ClientID: fmt.Sprint(x.l.c.id), Prompt: q.prompt, Params: q.params, Salt: q.salt, PromptLogprobs: -1}
 	if x.l.prefill {
 		r.RemoteDecode = true
 	} else {

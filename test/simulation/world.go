@@ -169,9 +169,10 @@ type request struct {
 	want   []*answer     // by choice
 	stopAt int           // the server finds a stop string in choice 0 after so many tokens; 0: never
 	slow   time.Duration // the answer is not read for so long; 0: it is read at once
-	rank   int           // priority
-	probe  bool          // wants log-probabilities of the prompt
-	stolen bool          // comes with the hand-off of another request, if there is any
+	salt   string
+	rank   int  // priority
+	probe  bool // wants log-probabilities of the prompt
+	stolen bool // comes with the hand-off of another request, if there is any
 }
 
 // fail notes the first broken promise.
@@ -260,6 +261,7 @@ func (r *Runner) Run(seed uint64, opt Options, cover *Coverage) *BrokenError {
 	v := w.run()
 	if v == nil {
 		w.collect()
+		v = w.failure
 	}
 	r.models.giveBack()
 	return v
