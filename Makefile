@@ -14,7 +14,7 @@ LINT         := $(CACHE)/bin/golangci-lint-$(LINT_VERSION)
 # packages hold all of the concurrency.
 RACE_PKGS := ./internal/kv/... ./internal/sched/... ./internal/engine/... ./internal/sample/... ./internal/sim/... \
              ./internal/transfer/... ./internal/connector/... ./internal/server/... ./internal/openai/... \
-             ./internal/backend/... ./internal/router/... ./internal/telemetry/... ./internal/fault/...
+             ./internal/backend/... ./internal/router/... ./internal/telemetry/... ./internal/fault/... ./internal/bystander/...
 
 FUZZTIME ?= 10s
 
