@@ -19,7 +19,7 @@ func TestOnlyTheClaimersConnectionReads(t *testing.T) {
 	limits := core.LeaseLimits{Lease: time.Hour, Extend: time.Hour, Cap: time.Hour, MaxClaim: time.Hour}
 	go l.run(ctx, core.NewLeaseTable(self, 3, [32]byte{}, limits))
 	defer func() { cancel(); <-l.closed }()
-	do := func(ev any) core.LeaseEffects {
+	do := func(ev any) leaseAnswer {
 		t.Helper()
 		e, err := l.handle(ctx, ev)
 		if err != nil {
@@ -38,7 +38,7 @@ func TestOnlyTheClaimersConnectionReads(t *testing.T) {
 	}
 	if e := do(core.ClaimEvent{Claim: core.Claim{
 		Incarnation: self, Lease: id, Epoch: 3, To: 6, Tokens: 90, Want: time.Minute,
-	}, From: from}); e.Verdict != core.VerdictOK || len(e.Sums) != 1 {
+	}, From: from}); e.Verdict != core.VerdictOK || len(e.sums) != 1 {
 		t.Fatalf("%+v", e)
 	}
 	for _, c := range []struct {

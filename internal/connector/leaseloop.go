@@ -30,7 +30,14 @@ type leaseLoop struct {
 
 type leaseCall struct {
 	event any
-	reply chan core.LeaseEffects // buffered
+	reply chan leaseAnswer // buffered
+}
+
+// A leaseAnswer is what the table decided about an event.
+type leaseAnswer struct {
+	core.LeaseEffects
+
+	sums []uint64 // of the tiles of a claim that was granted
 }
 
 // LeaseStats counts leases.
@@ -64,7 +71,7 @@ func (l *leaseLoop) run(ctx context.Context, table *core.LeaseTable) {
 		if len(pending) > 0 {
 			out, first = l.freed, pending[0]
 		}
-		var e core.LeaseEffects
+		var e leaseAnswer
 		select {
 		case <-ctx.Done():
 			return
@@ -72,15 +79,15 @@ func (l *leaseLoop) run(ctx context.Context, table *core.LeaseTable) {
 			pending = slices.Delete(pending, 0, 1)
 			continue
 		case c := <-l.calls:
-			e = table.Handle(c.event, time.Now())
-			l.publish(c.event, e, table)
+			e.LeaseEffects = table.Handle(c.event, time.Now())
+			l.publish(c.event, e.LeaseEffects, table)
 			if ev, ok := c.event.(core.ClaimEvent); ok && e.Claimed != nil {
-				e.Sums = l.sums(e.Claimed.Blocks, ev.Claim.From, ev.To)
+				e.sums = l.sums(e.Claimed.Blocks, ev.Claim.From, ev.To)
 			}
 			c.reply <- e
 		case <-timer.C:
-			e = table.Handle(core.TickEvent{}, time.Now())
-			l.publish(core.TickEvent{}, e, table)
+			e.LeaseEffects = table.Handle(core.TickEvent{}, time.Now())
+			l.publish(core.TickEvent{}, e.LeaseEffects, table)
 		}
 		for _, end := range e.Ended {
 			pending = append(pending, end.Blocks)
@@ -119,15 +126,15 @@ func (l *leaseLoop) publish(event any, e core.LeaseEffects, table *core.LeaseTab
 
 // handle gives an event to the table and waits for what it decides. It fails
 // with ErrClosed once the loop has ended.
-func (l *leaseLoop) handle(ctx context.Context, event any) (core.LeaseEffects, error) {
-	c := leaseCall{event, make(chan core.LeaseEffects, 1)}
+func (l *leaseLoop) handle(ctx context.Context, event any) (leaseAnswer, error) {
+	c := leaseCall{event, make(chan leaseAnswer, 1)}
 	select {
 	case l.calls <- c:
 		return <-c.reply, nil
 	case <-l.closed:
-		return core.LeaseEffects{}, ErrClosed
+		return leaseAnswer{}, ErrClosed
 	case <-ctx.Done():
-		return core.LeaseEffects{}, ctx.Err()
+		return leaseAnswer{}, ctx.Err()
 	}
 }
 

@@ -118,7 +118,7 @@ func (c *Connector) answerClaim(ctx context.Context, from CallerID, body []byte)
 	if err != nil {
 		return nil, err
 	}
-	return (&claimAnswer{Verdict: e.Verdict, Limit: e.Limit, Sums: e.Sums}).encode(), nil
+	return (&claimAnswer{Verdict: e.Verdict, Limit: e.Limit, Sums: e.sums}).encode(), nil
 }
 
 // sums returns the sums of tiles [from, to) of a block table: rank, tile, head.

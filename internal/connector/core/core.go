@@ -17,9 +17,9 @@
 //	reconnecting ──▶ handshake
 //	reconnecting ──▶ idle                        nobody waits any more
 //
-//	shaking ──▶ claiming ──▶ reading ──▶ done
-//	shaking ──▶ done                             no peer, or no time left
-//	claiming ──▶ done                            refused, or no time left
+//	shaking ──▶ claiming ──▶ reading ──▶ ended
+//	shaking ──▶ ended                            no peer, or no time left
+//	claiming ──▶ ended                           refused, or no time left
 package core
 
 import (

@@ -125,7 +125,6 @@ type LeaseEffects struct {
 	Verdict Verdict
 	Limit   time.Duration // of the claim
 	Claimed *Running      // a claim began: publish it before the answer
-	Sums    []uint64      // of the claimed tiles; the shell adds them
 	Unclaim []LeaseID     // claims that ended: withdraw them
 	Ended   []EndedLease
 }

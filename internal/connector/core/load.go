@@ -21,7 +21,7 @@ const (
 
 // String returns the name in the drawing.
 func (s LoadState) String() string {
-	return [...]string{"shaking", "claiming", "reading", "done"}[s]
+	return [...]string{"shaking", "claiming", "reading", "ended"}[s]
 }
 
 // LoadMoves is the drawing of a load.
@@ -211,12 +211,12 @@ func (l *Load) claimed(ev LoadClaimEvent, now time.Time, e *LoadEffects) {
 		if ev.Verdict == VerdictExpired {
 			err = ErrExpired
 		}
-		l.fail(ClassGone, fmt.Errorf("Claim refused: %v: %w", ev.Verdict, err))
+		l.fail(ClassGone, fmt.Errorf("claim refused: %v: %w", ev.Verdict, err))
 	case ev.Verdict != VerdictOK:
 		l.keep = ev.Verdict == VerdictBusy
-		l.fail(ClassRefused, fmt.Errorf("Claim refused: %v", ev.Verdict))
+		l.fail(ClassRefused, fmt.Errorf("claim refused: %v", ev.Verdict))
 	case !ev.Sums:
-		l.fail(ClassRefused, errors.New("the Claim's sums do not fit the tiles"))
+		l.fail(ClassRefused, errors.New("the claim's sums do not fit the tiles"))
 	case l.started.Add(ev.Limit - ev.Limit/8).Before(now):
 		l.fail(ClassTimeout, errDeadline)
 	default:

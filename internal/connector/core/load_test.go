@@ -104,7 +104,7 @@ func TestLoadEventsInAnyOrderReportOnce(t *testing.T) {
 
 func TestLoadDeadlines(t *testing.T) {
 	start := time.Unix(0, 0)
-	t.Run("before the Claim", func(t *testing.T) {
+	t.Run("before the claim", func(t *testing.T) {
 		l := NewLoad(2, 30*time.Second, 5*time.Second, start)
 		if e := l.Handle(LoadTickEvent{}, start.Add(30*time.Second-1)); e.Report != nil {
 			t.Fatal("early")
@@ -114,12 +114,12 @@ func TestLoadDeadlines(t *testing.T) {
 			t.Fatalf("%+v", e)
 		}
 	})
-	t.Run("shorter than the Claim", func(t *testing.T) {
+	t.Run("shorter than the claim", func(t *testing.T) {
 		l := NewLoad(2, 30*time.Second, 30*time.Second, start)
 		l.Handle(LoadPeerEvent{Reads: 1}, start)
 		l.Handle(LoadClaimEvent{Verdict: VerdictOK, Limit: 8 * time.Second, Sums: true}, start.Add(time.Second))
 		if at := l.Next(); !at.Equal(start.Add(7 * time.Second)) {
-			t.Fatalf("gives up after %v; P's Claim began later and lasts 8 s", at.Sub(start))
+			t.Fatalf("gives up after %v; P's claim began later and lasts 8 s", at.Sub(start))
 		}
 	})
 	t.Run("no progress", func(t *testing.T) {
