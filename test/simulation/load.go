@@ -17,7 +17,6 @@ type load struct {
 	s      *shell
 	spec   connector.LoadSpec
 	core   *core.Load
-	began  time.Time
 	until  time.Time
 	timer  *event
 	wait   *waiter
@@ -42,7 +41,7 @@ func (s *shell) Load(spec connector.LoadSpec) {
 	}
 	now := s.w.now()
 	l := &load{
-		s: s, spec: spec, freezes: s.n.freezes, began: now, until: now.Add(s.w.loadLimit),
+		s: s, spec: spec, freezes: s.n.freezes, until: now.Add(s.w.loadLimit),
 		core: core.NewLoad(spec.ToTile-spec.FromTile, s.w.loadLimit, 3*s.w.noProgress, now),
 	}
 	s.w.logf(s.n, "loads tiles [%d, %d) of lease %s into blocks %v", spec.FromTile, spec.ToTile, short(h.Lease), spec.Local)

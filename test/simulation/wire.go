@@ -26,7 +26,6 @@ type conn struct {
 	w        *world
 	id       core.CallerID
 	from, to *node
-	toGen    int // of the registration that it was made to
 	fromGen  int
 	ended    bool
 	calls    []*message
@@ -38,7 +37,7 @@ type conn struct {
 func (w *world) connect(from, to *node) *conn {
 	from.shell.dialed++
 	c := &conn{
-		w: w, from: from, to: to, fromGen: from.gen, toGen: to.gen,
+		w: w, from: from, to: to, fromGen: from.gen,
 		id: core.CallerID{Incarnation: from.inc, Conn: from.shell.dialed<<8 | uint64(to.index)},
 	}
 	w.conns = append(w.conns, c)

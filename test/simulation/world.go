@@ -55,7 +55,6 @@ type Coverage struct {
 	Requests, Answered, Failed, Left, Interrupted uint64
 	Events                                        uint64
 	Totals                                        sched.Totals
-	Evicted, Parked                               uint64
 }
 
 // NewCoverage returns empty counts.
@@ -77,7 +76,6 @@ func (c *Coverage) Add(o *Coverage) {
 	c.Left += o.Left
 	c.Interrupted += o.Interrupted
 	c.Events += o.Events
-	c.Parked += o.Parked
 	t, u := &c.Totals, &o.Totals
 	t.Preemptions += u.Preemptions
 	t.FailedLoads += u.FailedLoads
