@@ -46,11 +46,11 @@ invariants: model ## the same packages with expensive checks after every step
 # make sim SEED=123 TRACE=1 runs one seed and prints every event.
 SEEDS ?= 20000
 FIRST ?= 1
-SIM   := $(GO) test -count=1 -timeout 0 -v ./test/simulation -run TestSeeds
+SIM   := $(GO) test -count=1 -timeout 0 -v ./test/simulation -run 'TestSeeds$$'
 
 sim: ## simulated P/D systems under SEEDS (20000) seeds; SEED=N TRACE=1 replays one
 ifdef SEED
-	$(SIM) -seed $(SEED) $(if $(TRACE),-trace)
+	$(SIM) -seed $(SEED) $(if $(TRACE),-events)
 else
 	$(SIM) -seeds $(SEEDS) -first $(FIRST)
 endif

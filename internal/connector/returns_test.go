@@ -68,7 +68,9 @@ func TestLostReturnEndsWithItsLease(t *testing.T) {
 			}
 			return nil
 		}
-		limits := func(c *Config) { c.LeaseDuration, c.MaxClaim, c.ReturnTimeout = 10*time.Second, 20*time.Second, 2*time.Second }
+		limits := func(c *Config) {
+			c.LeaseDuration, c.MaxClaim, c.ReturnTimeout = 10*time.Second, 20*time.Second, 2*time.Second
+		}
 		p := f.engine(t, "p:1", 1, 1, 16, limits, func(c *Config) { c.Metrics.Expired = func() { expired.Add(1) } })
 		d := f.engine(t, "d:1", 1, 1, 16, limits, func(c *Config) { c.Metrics.ReturnFailed = func(kv.EngineID) { failed.Add(1) } })
 		tokens := prompt(40, 1)

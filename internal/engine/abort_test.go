@@ -188,7 +188,7 @@ func TestAbortInEveryState(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var x world
 			x.pair, x.g = startHeldPair(t, sim.Config{}, sim.Config{Blocks: 256}, Config{}, Config{MaxSeqs: 2, MaxBatchedTokens: 64})
-			for range 3 {
+			for range 10 {
 				s := make(t, &x)
 				s.Abort("test")
 				s.Abort("again")

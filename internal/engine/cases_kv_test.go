@@ -223,3 +223,30 @@ func TestSaltsShareNothing(t *testing.T) {
 	}
 	x.settled(t)
 }
+
+// H092: what requests leave behind does not grow with their number, on P or D.
+func TestManyRequestsLeaveNothing(t *testing.T) {
+	x := startPair(t, sim.Config{}, sim.Config{}, Config{}, Config{})
+	heap := func() uint64 {
+		runtime.GC()
+		runtime.GC() // what finalizers kept
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	ask := func(n int) {
+		for i := range n {
+			x.both(t, greedy(prompt(17+i%50, i), 2))
+		}
+	}
+	ask(500)
+	early := heap()
+	ask(4500)
+	if late := heap(); late > early+(1<<20) {
+		t.Errorf("the heap grew from %d to %d bytes", early, late)
+	}
+	if u := x.both(t, greedy(prompt(60, -1), 2)).last.Usage; u.Loaded+u.LocalHit != 59 || u.Loaded == 0 {
+		t.Errorf("usage %+v", u)
+	}
+	x.settled(t)
+}

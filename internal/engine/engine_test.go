@@ -15,7 +15,12 @@ import (
 // A request's tokens do not depend on what else is in the batch, on chunks,
 // ranks, block sizes or the prefix cache.
 func TestTokensDoNotDependOnTheBatch(t *testing.T) {
-	lengths := []int{1, 2, 15, 16, 17, 31, 32, 33, 64, 100, 150}
+	const most = 50
+	var lengths []int
+	for len(lengths) < most {
+		lengths = append(lengths, 1, 2, 15, 16, 17, 31, 32, 33, 64, 100, 150)
+	}
+	lengths = lengths[:most]
 	var want []answer
 	alone := start(t, sim.Config{}, Config{})
 	for i, n := range lengths {
@@ -34,6 +39,7 @@ func TestTokensDoNotDependOnTheBatch(t *testing.T) {
 		{"blocks of 32, no cache", sim.Config{BlockTokens: 32}, Config{NoPrefixCache: true}},
 		{"preemption", sim.Config{Blocks: 12}, Config{MaxBatchedTokens: 50}},
 		{"three at once", sim.Config{}, Config{MaxSeqs: 3}},
+		{"eight at once", sim.Config{}, Config{MaxSeqs: 8}},
 	}
 	for _, c := range configs {
 		t.Run(c.name, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -194,6 +195,36 @@ func TestSharersOfAPrefixLoseDifferentTiles(t *testing.T) {
 	}
 }
 
+// startGated is startPair with a D whose loads and steps wait for meet.
+func startGated(t *testing.T, mc sim.Config, cfg Config) (pair, *gate) {
+	t.Helper()
+	x := startPair(t, sim.Config{Blocks: 400}, sim.Config{}, Config{}, Config{}) // for P alone
+	m, err := sim.New(mc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &gate{Model: m, steps: make(chan struct{})}
+	x.dl = x.pl.f.link(m)
+	x.dl.hold = make(chan struct{})
+	cfg.Model, cfg.Connector = g, x.dl
+	x.d = startModel(t, m, cfg)
+	return x, g
+}
+
+// meet lets requests go on together: those that load when all of them were
+// submitted have ended their loads before the first step ends.
+func (x pair) meet(g *gate, requests int) {
+	for st := x.d.Status(); st.Stats.Loading+st.Stats.Waiting != requests; st = x.d.Status() {
+		runtime.Gosched()
+	}
+	first := x.d.Status().Stats.Loading
+	close(x.dl.hold)
+	for x.dl.reported.Load() != int64(first) {
+		runtime.Gosched()
+	}
+	close(g.steps)
+}
+
 // H043, H018: requests whose loads lost tiles are preempted while they recompute
 // and while they decode, and choices fork from them: every choice has the tokens
 // of a quiet engine, and nothing is loaded twice.
@@ -204,13 +235,12 @@ func TestPreemptionAroundFailedLoads(t *testing.T) {
 	} {
 		for _, n := range []int{1, 3} {
 			var preempted, loads atomic.Int64
-			x := startPair(t, sim.Config{Blocks: 400}, sim.Config{Blocks: 12 + 4*n}, Config{}, Config{
+			x, g := startGated(t, sim.Config{Blocks: 12 + 4*n}, Config{
 				Policy: PolicyRecompute, MaxBatchedTokens: 24,
 				Metrics: Metrics{Preempted: func(k int) { preempted.Add(int64(k)) }},
 			})
 			x.dl.bad = lost
 			x.dl.onLoad = func(connector.LoadSpec) { loads.Add(1) }
-			x.dl.hold = make(chan struct{})
 			const requests = 5
 			var all []Request
 			var wants [][]answer
@@ -229,7 +259,7 @@ func TestPreemptionAroundFailedLoads(t *testing.T) {
 			for _, r := range all {
 				streams = append(streams, x.submit(t, r))
 			}
-			close(x.dl.hold) // the first of them load; they all meet
+			x.meet(g, requests)
 			var wg sync.WaitGroup
 			for i, s := range streams {
 				wg.Go(func() {

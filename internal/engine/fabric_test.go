@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"tandem/internal/connector"
@@ -38,6 +39,8 @@ type link struct {
 	inline bool  // report before Load returns
 	deny   bool  // Grant gives nothing
 	onLoad func(connector.LoadSpec)
+
+	reported atomic.Int64 // loads
 
 	mu       sync.Mutex
 	leases   map[connector.LeaseID][]kv.BlockID
@@ -190,6 +193,7 @@ func (l *link) load(s connector.LoadSpec, cancel chan struct{}) {
 	l.mu.Unlock()
 	p.end(s.Handoff.Lease)
 	l.reports <- rep
+	l.reported.Add(1)
 	if l.twice {
 		l.reports <- rep
 	}

@@ -37,23 +37,27 @@ func TestMetricsDecideNothing(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(&out, nil))
 	one := start(t, sim.Config{}, Config{})
 	// A pool in which two requests do not fit to their end.
-	x := startPair(t, sim.Config{}, sim.Config{Blocks: 8}, Config{Metrics: bad}, Config{Metrics: bad, Log: log, Policy: PolicyRecompute, NoPrefixCache: true})
+	x, g := startGated(t, sim.Config{Blocks: 8}, Config{Metrics: bad, Log: log, Policy: PolicyRecompute, NoPrefixCache: true})
 	x.dl.bad = func(i int) bool { return i == 1 }
 	for round := range 3 {
-		var wg sync.WaitGroup
+		var wants []answer
+		var streams []*Stream
 		for i := range 2 {
 			r := seeded(prompt(40, 10*round+i), 50, 3)
-			want := one.run(t, r)
+			wants = append(wants, one.run(t, r))
 			r.Handoff = x.prefill(t, r)
-			wg.Go(func() {
-				got := x.d.run(t, r)
-				equal(t, fmt.Sprintf("round %d, request %d", round, i), got.tokens, want.tokens)
-				if u := got.last.Usage; u.Recomputed != 16 || got.last.Finish != FinishLength {
-					t.Errorf("%+v", got.last)
-				}
-			})
+			streams = append(streams, x.submit(t, r))
 		}
-		wg.Wait()
+		if round == 0 { // so that they meet, and one gives way
+			x.meet(g, 2)
+		}
+		for i, s := range streams {
+			got, _ := read(t, s, 1)
+			equal(t, fmt.Sprintf("round %d, request %d", round, i), got[0].tokens, wants[i].tokens)
+			if last := got[0].last; last.Usage.Recomputed != 16 || last.Finish != FinishLength {
+				t.Errorf("%+v", last)
+			}
+		}
 	}
 	x.settled(t)
 	for _, what := range []string{"step", "first", "inter", "preempted", "admitted", "failed", "recovered", "finished"} {

@@ -1,7 +1,10 @@
 package fault
 
 import (
+	"context"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -263,4 +266,50 @@ func TestRunsReplayOverRealLoads(t *testing.T) {
 	if first != again || first != replayed || fmt.Sprint(record) != fmt.Sprint(events) || len(record) < 10 {
 		t.Errorf("first:\n%s\nagain:\n%s\nreplayed:\n%s\n%d events", first, again, replayed, len(record))
 	}
+}
+
+// A slowLoss network notices the end of a connection only when a second claim
+// has been answered.
+type slowLoss struct {
+	connector.Network
+	claims atomic.Int64
+	second chan struct{}
+	once   sync.Once
+}
+
+func (n *slowLoss) OnLost(f func(connector.CallerID)) {
+	n.Network.OnLost(func(from connector.CallerID) {
+		<-n.second
+		f(from)
+	})
+}
+
+func (n *slowLoss) Handle(k connector.Kind, f connector.Handler) {
+	n.Network.Handle(k, func(ctx context.Context, from connector.CallerID, body []byte) ([]byte, error) {
+		out, err := f(ctx, from, body)
+		if k == connector.KindClaim && n.claims.Add(1) == 2 {
+			n.release()
+		}
+		return out, err
+	})
+}
+
+func (n *slowLoss) release() { n.once.Do(func() { close(n.second) }) }
+
+// A claim whose connection ended is sent again over a new one. While P still
+// holds the first, the lease is busy; D tries until P has noticed.
+func TestClaimAgainWaitsForPToNotice(t *testing.T) {
+	loss := &slowLoss{second: make(chan struct{})}
+	p := newEngine(t, "p", func(c *connector.Config) {
+		c.Decorate = func(n connector.Network) connector.Network { loss.Network = n; return loss }
+	})
+	t.Cleanup(loss.release)
+	d := newEngine(t, "d")
+	prompt := promptOf(tiles*16+1, 1)
+	h := p.grant(prompt)
+	d.set(Fault{Point: Claim, Action: Cut, When: first})
+	if r := d.pull(p, "r", h, prompt); r.Err != nil || loss.claims.Load() < 3 {
+		t.Errorf("%+v after %d claims", r.LoadReport, loss.claims.Load())
+	}
+	p.back(h)
 }

@@ -20,6 +20,7 @@ import (
 // them with its token, and fails every load.
 type link struct {
 	token   []byte
+	class   connector.LoadClass // of the failures
 	reports chan connector.LoadReport
 	freed   chan []kv.BlockID
 
@@ -31,7 +32,7 @@ type link struct {
 }
 
 func newLink() *link {
-	return &link{token: []byte("0123456789abcdef"), reports: make(chan connector.LoadReport, 100), freed: make(chan []kv.BlockID, 100)}
+	return &link{token: []byte("0123456789abcdef"), class: connector.ClassHandshake, reports: make(chan connector.LoadReport, 100), freed: make(chan []kv.BlockID, 100)}
 }
 
 func (l *link) handoff(tokens []kv.Token, id byte, blocks []kv.BlockID) *connector.Handoff {
@@ -53,7 +54,7 @@ func (l *link) Verify(h *connector.Handoff, _ []kv.Token) error {
 func (l *link) Track(*connector.Handoff)   {}
 func (l *link) Untrack(*connector.Handoff) {}
 func (l *link) Load(s connector.LoadSpec) {
-	r := connector.LoadReport{ID: s.ID, From: s.FromTile, To: s.ToTile, Err: &connector.LoadError{Peer: "p", Class: connector.ClassHandshake}}
+	r := connector.LoadReport{ID: s.ID, From: s.FromTile, To: s.ToTile, Err: &connector.LoadError{Peer: "p", Class: l.class}}
 	for i := s.FromTile; i < s.ToTile; i++ {
 		r.Invalid = append(r.Invalid, i)
 	}
@@ -230,44 +231,55 @@ func TestDamagedHandoffsAreTyped400s(t *testing.T) {
 
 // H016, the engine's part
 func TestFailedLoadsFollowThePolicy(t *testing.T) {
+	for _, class := range connector.LoadClasses() {
+		for _, policy := range []engine.FailPolicy{engine.PolicyFail, engine.PolicyRecompute} {
+			for i, stream := range []string{"false", "true"} {
+				t.Run(fmt.Sprintf("%s, %s, stream %s", class, policy, stream), func(t *testing.T) {
+					failedLoad(t, class, policy, byte(i+1), stream)
+				})
+			}
+		}
+	}
+}
+
+func failedLoad(t *testing.T, class connector.LoadClass, policy engine.FailPolicy, id byte, stream string) {
 	tokens := make([]kv.Token, 40)
 	list, err := json.Marshal(tokens)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, policy := range []engine.FailPolicy{engine.PolicyFail, engine.PolicyRecompute} {
-		for i, stream := range []string{"false", "true"} {
-			l := newLink()
-			r := start(t, sim.Config{}, engine.Config{Connector: l, Policy: policy}, Config{Connector: l})
-			raw, err := json.Marshal(l.handoff(tokens, byte(i+1), []kv.BlockID{1, 2, 3}))
-			if err != nil {
-				t.Fatal(err)
-			}
-			plain := object("prompt", string(list), "temperature", "0", "max_tokens", "5", "stream", stream)
-			a := r.post("/v1/completions", plain[:len(plain)-1]+`,"kv_transfer_params":`+string(raw)+"}")
-			name := fmt.Sprintf("%s, stream %s", policy, stream)
-			if policy == engine.PolicyFail {
-				if e, _ := a.m["error"].(map[string]any); a.status != 500 || e["reason"] != "kv_load_handshake" || a.header.Get("X-KV-Load-Failure") != "handshake" ||
-					a.header.Get("X-KV-Prompt-Tokens") != "" || strings.Contains(string(a.raw), "finish_reason") {
-					t.Errorf("%s: %d %v %s", name, a.status, a.header, a.raw)
-				}
-				continue
-			}
-			events := func(a answer) []map[string]any {
-				if stream == "true" {
-					return a.events(t)
-				}
-				return []map[string]any{a.m}
-			}
-			got, _, _ := gather(t, events(a))
-			fresh := start(t, sim.Config{}, engine.Config{}, Config{})
-			want, usage, _ := gather(t, events(fresh.post("/v1/completions", plain)))
-			if d := cmp.Diff(want, got); d != "" {
-				t.Errorf("%s: %s", name, d)
-			}
-			if stream == "false" && usage == nil || a.header.Get("X-KV-Recomputed-Tokens") != "39" || a.header.Get("X-KV-Load-Failure") != "handshake" {
-				t.Errorf("%s: %v", name, a.header)
-			}
+	l := newLink()
+	l.class = class
+	r := start(t, sim.Config{}, engine.Config{Connector: l, Policy: policy}, Config{Connector: l})
+	raw, err := json.Marshal(l.handoff(tokens, id, []kv.BlockID{1, 2, 3}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := object("prompt", string(list), "temperature", "0", "max_tokens", "5", "stream", stream)
+	a := r.post("/v1/completions", plain[:len(plain)-1]+`,"kv_transfer_params":`+string(raw)+"}")
+	if a.header.Get("X-KV-Load-Failure") != string(class) {
+		t.Errorf("%v", a.header)
+	}
+	if policy == engine.PolicyFail {
+		if e, _ := a.m["error"].(map[string]any); a.status != 500 || e["reason"] != "kv_load_"+string(class) ||
+			a.header.Get("X-KV-Prompt-Tokens") != "" || strings.Contains(string(a.raw), "finish_reason") {
+			t.Errorf("%d %v %s", a.status, a.header, a.raw)
 		}
+		return
+	}
+	events := func(a answer) []map[string]any {
+		if stream == "true" {
+			return a.events(t)
+		}
+		return []map[string]any{a.m}
+	}
+	got, _, _ := gather(t, events(a))
+	fresh := start(t, sim.Config{}, engine.Config{}, Config{})
+	want, usage, _ := gather(t, events(fresh.post("/v1/completions", plain)))
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	if stream == "false" && usage == nil || a.header.Get("X-KV-Recomputed-Tokens") != "39" {
+		t.Errorf("%v", a.header)
 	}
 }

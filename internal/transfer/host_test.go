@@ -361,7 +361,14 @@ func TestReconnectsLeaveNothingBehind(t *testing.T) {
 		}
 		return len(e)
 	}
-	goroutines, files := settled(t, owner, reader), fds()
+	heap := func() uint64 {
+		runtime.GC()
+		runtime.GC() // what finalizers kept
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	goroutines, files, before := settled(t, owner, reader), fds(), heap()
 	for range 200 {
 		p, err := reader.Dial(t.Context(), owner.Addr())
 		if err != nil {
@@ -375,6 +382,9 @@ func TestReconnectsLeaveNothingBehind(t *testing.T) {
 	eventually(t, "goroutines and descriptors back to the start", func() bool {
 		return runtime.NumGoroutine() <= goroutines && fds() <= files
 	})
+	if after := heap(); after > before+1<<20 {
+		t.Errorf("the heap grew from %d to %d bytes", before, after)
+	}
 }
 
 func TestTooManyCallsAreRefused(t *testing.T) {

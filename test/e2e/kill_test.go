@@ -23,7 +23,7 @@ var again = []string{"--host", "127.0.0.2", "--peer-listen", "127.0.0.2:0"}
 // same engine id, and with another pool each time. Nobody else is restarted, and
 // the first request is read from the new P.
 func TestPrefillEngineIsKilledAndComesBack(t *testing.T) {
-	g := newRig(t, again, []string{"--no-enable-prefix-caching"})
+	g := newRig(t, again, []string{"--no-enable-prefix-caching", "--num-gpu-blocks-override", "48"})
 	var h struct {
 		Addr string `json:"remote_addr"`
 		Inc  string `json:"remote_incarnation"`
@@ -44,9 +44,11 @@ func TestPrefillEngineIsKilledAndComesBack(t *testing.T) {
 	addr, before := h.Addr, h.Inc
 	_, port := hostPort(t, g.P)
 	g.unharmed(t)
-	for _, blocks := range []string{"64", "32", "256"} {
+	const rounds = 10
+	for round := range rounds {
+		blocks := []string{"64", "32", "256"}[round%3]
 		var wg sync.WaitGroup
-		for i := range 6 {
+		for i := range 10 {
 			p := g.prompt(100 + i)
 			want := g.want(t, p, 4)
 			wg.Go(func() {
@@ -67,8 +69,8 @@ func TestPrefillEngineIsKilledAndComesBack(t *testing.T) {
 		before = h.Inc
 		g.unharmed(t)
 	}
-	if n := g.D.Metric(t, "tandem_peer_handshakes_total", `outcome="ok"`); n != 4 {
-		t.Errorf("%v handshakes, want one for each of four processes", n)
+	if n := g.D.Metric(t, "tandem_peer_handshakes_total", `outcome="ok"`); n != 1+rounds {
+		t.Errorf("%v handshakes, want one for each of %d processes", n, 1+rounds)
 	}
 }
 
@@ -81,26 +83,50 @@ func answers(url string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// H022: P dies during its leg. The client has a definite answer, and D never
-// hears of the request.
+// H022: P dies at five points of its leg. The client has a definite answer, and D
+// never hears of the request.
 func TestPrefillEngineDiesDuringItsLeg(t *testing.T) {
-	g := newRig(t, []string{"--sim-token-time", "20ms", "--max-num-batched-tokens", "16"}, nil)
-	answer := make(chan error, 1)
-	go func() {
-		_, err := ask(g.Router.URL, request(make([]int, 1500), true, 4))
-		answer <- err
-	}()
-	cluster.Eventually(t, "P computes", func() bool { return g.P.Info(t).Running == 1 })
-	g.P.Kill()
-	if err := <-answer; err == nil || !strings.Contains(err.Error(), "status 502") {
-		t.Errorf("%v, want status 502", err)
+	token := cluster.Token(t)
+	d := cluster.Engine(t, "D", "kv_consumer", token, sim...).Ready(t)
+	prompt := make([]int, 160) // ten steps of half a second
+	slow := append(slices.Clone(sim), "--sim-token-time", "30ms", "--max-num-batched-tokens", "16", "--max-num-seqs", "1")
+	steps := func(p *cluster.Proc) float64 { return p.Metric(t, "vllm:iteration_tokens_total_count") }
+	var wg sync.WaitGroup
+	for name, there := range map[string]func(p *cluster.Proc) bool{
+		"in the queue":  func(p *cluster.Proc) bool { return p.Info(t).Waiting == 1 },
+		"at its first":  func(p *cluster.Proc) bool { return p.Info(t).Running == 1 },
+		"after a third": func(p *cluster.Proc) bool { return steps(p) >= 3 },
+		"half way":      func(p *cluster.Proc) bool { return steps(p) >= 5 },
+		"near its end":  func(p *cluster.Proc) bool { return steps(p) >= 8 },
+	} {
+		p := cluster.Engine(t, "P to die "+name, "kv_producer", token, slow...).Ready(t)
+		router := cluster.Start(t, "router", "route", "--port", "0", "--prefill", p.URL, "--decode", d.URL).Ready(t)
+		if name == "in the queue" {
+			go func() { _, _ = ask(p.URL, request(prompt, false, 1)) }() // it is in front, and dies too
+			cluster.Eventually(t, "P computes", func() bool { return p.Info(t).Running == 1 })
+		}
+		wg.Go(func() {
+			_, err := ask(router.URL, request(prompt, true, 4))
+			if err == nil || !strings.Contains(err.Error(), "status 502") {
+				t.Errorf("%s: %v, want status 502", name, err)
+			}
+			if _, err := ask(router.URL, request([]int{20, 21, 22}, false, 1)); err == nil || !strings.Contains(err.Error(), "status 50") {
+				t.Errorf("%s: without P: %v, want 502 or 503", name, err)
+			}
+		})
+		wg.Go(func() {
+			cluster.Eventually(t, "P is "+name, func() bool { return there(p) })
+			p.Kill()
+		})
 	}
-	g.D.AllFree(t)
-	if n := g.D.Metric(t, "vllm:request_success_total"); n != 0 {
-		t.Errorf("D finished %v requests, want none", n)
+	wg.Wait()
+	d.AllFree(t)
+	got := func() float64 { return d.Metric(t, "http_requests_total", "/v1/completions") }
+	if n := got(); n != 0 {
+		t.Errorf("D got %v requests, want none", n)
 	}
-	if _, err := ask(g.Router.URL, request(g.prompt(5), false, 1)); err == nil || !strings.Contains(err.Error(), "status 50") {
-		t.Errorf("without P: %v, want 502 or 503", err)
+	if _, err := ask(d.URL, request(prompt, false, 1)); err != nil || got() != 1 {
+		t.Errorf("a request to D itself: %v, %v are counted", err, got())
 	}
 }
 

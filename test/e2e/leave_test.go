@@ -114,7 +114,7 @@ func TestPrefillStopsWhenTheClientLeaves(t *testing.T) {
 func TestEqualRequestIDs(t *testing.T) {
 	g := newRig(t, nil, nil)
 	var wg sync.WaitGroup
-	for i := range 60 {
+	for i := range 100 {
 		prompt := g.prompt(20 + i)
 		want := g.want(t, prompt, 20)
 		wg.Go(func() {

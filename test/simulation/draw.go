@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -292,7 +293,13 @@ func (w *world) drawFaults() {
 			continue
 		}
 		plan.Faults = append(plan.Faults, f)
-		w.logf(nil, "fault %d: %+v", i, f)
+		if w.trace != nil {
+			raw, err := json.Marshal(f)
+			if err != nil {
+				panic(err)
+			}
+			w.logf(nil, "fault %d: %s", i, raw)
+		}
 	}
 	for k, n := range w.nodes {
 		p := plan

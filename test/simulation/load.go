@@ -21,6 +21,7 @@ type load struct {
 	timer  *event
 	wait   *waiter
 	call   *message
+	pause  *event // before the claim is sent again
 	view   *view
 	sums   []uint64
 	reads  []*read
@@ -67,7 +68,7 @@ func (l *load) handle(ev any) {
 	}
 	e := l.core.Handle(ev, l.s.w.now())
 	if e.Claim {
-		l.claim(true)
+		l.claim(0)
 	}
 	if e.Read {
 		l.read()
@@ -100,6 +101,7 @@ func (l *load) end(e core.LoadEffects) {
 	l.timer.cancel()
 	s.leave(l.wait)
 	l.call.drop()
+	l.pause.cancel()
 	for _, r := range l.reads {
 		if !r.over {
 			s.w.fail("%s reports the load of lease %s while a read of it can still write", s.n.name, short(l.spec.Handoff.Lease))
@@ -164,8 +166,13 @@ func (l *load) met(v *view, err error) {
 	l.handle(core.LoadPeerEvent{Reads: len(v.spans)})
 }
 
-// claim sends the claim.
-func (l *load) claim(first bool) {
+// reclaims is how often a claim is sent again over a new connection, while the
+// peer has not noticed that the one before has ended.
+const reclaims = 10
+
+// claim sends the claim: attempt 0 over the connection that is there, the others
+// over a new one.
+func (l *load) claim(attempt int) {
 	s, h := l.s, l.spec.Handoff
 	ask := core.Claim{
 		Incarnation: h.Incarnation, Lease: h.Lease, Epoch: h.Epoch, From: l.spec.FromTile, To: l.spec.ToTile,
@@ -183,7 +190,7 @@ func (l *load) claim(first bool) {
 		case f.Action == fault.Error && f.Class == core.ClassGone:
 			// The lease is returned first; the claim waits for that.
 			l.call = l.view.conn.send(connector.KindReturn, leaseList{h.Incarnation, []core.LeaseID{h.Lease}}, l.until, trouble{}, func(any, error) {
-				l.call = l.view.conn.send(connector.KindClaim, ask, l.until, trouble{}, l.claimed(first))
+				l.call = l.view.conn.send(connector.KindClaim, ask, l.until, trouble{}, l.claimed(attempt))
 			})
 			return
 		case f.Action == fault.Error:
@@ -206,15 +213,15 @@ func (l *load) claim(first bool) {
 			}
 		}
 	}
-	l.call = l.view.conn.send(connector.KindClaim, ask, l.until, t, l.claimed(first))
+	l.call = l.view.conn.send(connector.KindClaim, ask, l.until, t, l.claimed(attempt))
 }
 
 // claimed returns what takes the answer to a claim.
-func (l *load) claimed(first bool) func(any, error) {
+func (l *load) claimed(attempt int) func(any, error) {
 	return func(answer any, err error) {
 		s, h := l.s, l.spec.Handoff
 		switch {
-		case errors.Is(err, errGone) && first:
+		case errors.Is(err, errGone) && attempt == 0:
 			// The connection had ended without anybody noticing: a fresh one may be
 			// tried.
 			old := l.view
@@ -240,7 +247,7 @@ func (l *load) claimed(first bool) func(any, error) {
 				default:
 					l.view = v
 					old.release()
-					l.claim(false)
+					l.claim(1)
 				}
 			})
 		case err != nil:
@@ -253,6 +260,14 @@ func (l *load) claimed(first bool) func(any, error) {
 			l.handle(core.LoadClaimEvent{Class: class, Err: err})
 		default:
 			a := answer.(claimAnswer)
+			if a.verdict == core.VerdictBusy && attempt > 0 && attempt <= reclaims {
+				l.pause = s.w.after(s.n, time.Millisecond<<(attempt-1), "", func() {
+					if !l.over {
+						l.claim(attempt + 1)
+					}
+				})
+				return
+			}
 			l.sums = a.sums
 			n := l.spec.ToTile - l.spec.FromTile
 			l.handle(core.LoadClaimEvent{Verdict: a.verdict, Limit: a.limit, Sums: len(a.sums) == n*l.view.hello.heads*h.TP})

@@ -52,7 +52,7 @@ func TestShrinkKeepsWhatMatters(t *testing.T) {
 		if n := strings.Count(out.String(), ": prompt "); n > 6 || mask.Requests[7] {
 			t.Errorf("seed %d: %d requests are left:\n%s", seed, n, out.String())
 		}
-		if n := strings.Count(out.String(), "- fault "); n > 2 || !strings.Contains(out.String(), "Point:claim") {
+		if n := strings.Count(out.String(), "- fault "); n > 2 || !strings.Contains(out.String(), `"point":"claim"`) {
 			t.Errorf("seed %d: %d faults are left:\n%s", seed, n, out.String())
 		}
 	}

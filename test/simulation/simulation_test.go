@@ -17,7 +17,7 @@ var (
 	first    = flag.Uint64("first", 1, "the first of them")
 	requests = flag.Int("requests", 20, "requests of a seed, at least")
 	one      = flag.Uint64("seed", 0, "run this seed alone")
-	trace    = flag.Bool("trace", false, "with -seed: print every event")
+	trace    = flag.Bool("events", false, "with -seed: print every event")
 	forever  = flag.Bool("forever", false, "run until told to stop")
 )
 
@@ -119,7 +119,7 @@ func replay(t *testing.T, seed uint64) {
 // report says what was broken and how it comes about.
 func report(t *testing.T, r *Runner, v *BrokenError) {
 	t.Helper()
-	t.Errorf("%v\n%s", v, v.Stack)
+	t.Errorf("%v\n%sagain: make sim SEED=%d TRACE=1", v, v.Stack, v.Seed)
 	mask, w := r.Shrink(v, Options{Requests: *requests})
 	var out bytes.Buffer
 	r.Run(w.Seed, Options{Requests: *requests, Mask: mask, Trace: &out}, NewCoverage())

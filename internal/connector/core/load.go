@@ -94,7 +94,6 @@ type Load struct {
 	state      LoadState
 	moves      moves.Count
 	tiles      int
-	limit      time.Duration
 	noProgress time.Duration
 
 	started  time.Time
@@ -118,7 +117,7 @@ type Load struct {
 // the latest, and gives up when no tile arrives for noProgress.
 func NewLoad(tiles int, limit, noProgress time.Duration, now time.Time) *Load {
 	return &Load{
-		tiles: tiles, limit: limit, noProgress: noProgress,
+		tiles: tiles, noProgress: noProgress,
 		started: now, deadline: now.Add(limit), moved: now, matches: make([]int, tiles),
 	}
 }

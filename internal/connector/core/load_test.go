@@ -157,6 +157,9 @@ func TestClaimVerdictsBecomeClasses(t *testing.T) {
 		if e.Report == nil || e.Report.Class != want || e.Return != back {
 			t.Fatalf("%v: %+v", v, e)
 		}
+		if err := e.Report.Err; errors.Is(err, ErrLeaseGone) != (want == ClassGone) || errors.Is(err, ErrExpired) != (v == VerdictExpired) {
+			t.Fatalf("%v: %v", v, err)
+		}
 	}
 }
 

@@ -110,3 +110,41 @@ func TestLostClaimsEndInTheOrderOfTheirGrants(t *testing.T) {
 		}
 	}
 }
+
+// Every move of a lease is counted, its last one too: simulations tell by the
+// counts what they have walked.
+func TestEveryMoveOfALeaseIsCounted(t *testing.T) {
+	table, now := newTestTable(), time.Unix(0, 0)
+	for _, ev := range []any{
+		grantOf(1), claimOf(1), LostEvent{testCaller}, claimOf(1), ReturnEvent{LeaseID{1}, testCaller},
+		grantOf(2), claimOf(2), RevokeEvent{ID: LeaseID{2}}, LostEvent{testCaller},
+		grantOf(3), ReturnEvent{LeaseID{3}, testCaller},
+	} {
+		table.Handle(ev, now)
+	}
+	want := map[string]uint64{
+		"held claimed": 3, "claimed held": 1, "claimed ended": 1, "claimed leaving": 1, "leaving ended": 1, "held ended": 1,
+	}
+	for _, e := range LeaseMoves.Edges() {
+		if got := table.Moves().Of(e); got != want[e.From+" "+e.To] {
+			t.Errorf("%s to %s: %d times, want %d", e.From, e.To, got, want[e.From+" "+e.To])
+		}
+	}
+}
+
+// An answer to a claim that comes when P may end it before we would notice is of
+// no use: nothing is read, and the lease is given back.
+func TestLateAnswerToAClaimReadsNothing(t *testing.T) {
+	start := time.Unix(0, 0)
+	for _, c := range []struct {
+		after time.Duration
+		read  bool
+	}{{35*time.Second - 1, true}, {35*time.Second + 1, false}, {35*time.Second + 500*time.Millisecond, false}} {
+		l := NewLoad(1, time.Hour, time.Hour, start)
+		l.Handle(LoadPeerEvent{Reads: 1}, start)
+		e := l.Handle(LoadClaimEvent{Verdict: VerdictOK, Limit: 40 * time.Second, Sums: true}, start.Add(c.after))
+		if e.Read != c.read || c.read != (e.Report == nil) || !c.read && (e.Report.Class != ClassTimeout || !e.Return || e.Stop) {
+			t.Errorf("after %v: %+v", c.after, e)
+		}
+	}
+}
