@@ -4,13 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
 	"tandem/internal/backend"
+	"tandem/internal/moves/movestest"
 )
 
 type engine string
@@ -106,25 +104,4 @@ func TestFlows(t *testing.T) {
 }
 
 // The drawing in the package comment shows the edges of the table and no other.
-func TestDrawingShowsTheTable(t *testing.T) {
-	src, err := os.ReadFile("flow.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var drawn, table []string
-	word := regexp.MustCompile(`[a-z]+( [PD]\b)?`)
-	for line := range strings.Lines(string(src)) {
-		parts := strings.Split(line, "──▶")
-		for i := range len(parts) - 1 {
-			drawn = append(drawn, word.FindString(parts[i])+" to "+word.FindString(parts[i+1]))
-		}
-	}
-	for _, e := range Moves.Edges() {
-		table = append(table, e.From+" to "+e.To)
-	}
-	slices.Sort(drawn)
-	slices.Sort(table)
-	if drawn = slices.Compact(drawn); !slices.Equal(drawn, table) {
-		t.Errorf("drawing %q\ntable   %q", drawn, table)
-	}
-}
+func TestDrawingShowsTheTable(t *testing.T) { movestest.Drawn(t, "flow.go", Moves.Edges()) }
