@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -26,17 +27,38 @@ func (s *stuck) Handle(ctx context.Context, r slog.Record) error {
 
 func TestPanicsOfHooksEndInOneLine(t *testing.T) {
 	var out bytes.Buffer
-	g := NewHooks("test", slog.New(slog.NewTextHandler(&out, nil)))
 	calls := 0
+	f := Safe1(NewHooks("test", slog.New(slog.NewTextHandler(&out, nil))), func(n int) {
+		calls += n
+		panic("no such label")
+	})
 	for range 3 {
-		func() {
-			defer g.Catch()
-			calls++
-			panic("no such label")
-		}()
+		f(1)
 	}
 	if calls != 3 || strings.Count(out.String(), "no such label") != 1 {
 		t.Errorf("%d calls: %s", calls, out.String())
+	}
+}
+
+func TestEveryHookIsCalledOrSkipped(t *testing.T) {
+	h := NewHooks("test", slog.New(slog.DiscardHandler))
+	Safe0(h, nil)()
+	Safe1[int](h, nil)(1)
+	Safe2[int, int](h, nil)(1, 2)
+	Safe3[int, int, int](h, nil)(1, 2, 3)
+	Safe4[int, int, int, int](h, nil)(1, 2, 3, 4)
+	var got []int
+	add := func(n ...int) {
+		got = append(got, n...)
+		panic("added")
+	}
+	Safe0(h, func() { add() })()
+	Safe1(h, func(a int) { add(a) })(1)
+	Safe2(h, func(a, b int) { add(a, b) })(2, 3)
+	Safe3(h, func(a, b, c int) { add(a, b, c) })(4, 5, 6)
+	Safe4(h, func(a, b, c, d int) { add(a, b, c, d) })(7, 8, 9, 10)
+	if want := []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}; !slices.Equal(got, want) {
+		t.Errorf("arguments %v, want %v", got, want)
 	}
 }
 

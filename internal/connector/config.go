@@ -119,6 +119,6 @@ func (c *Config) fill() error {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	c.Metrics.guard = bystander.NewHooks("connector", c.Log)
+	c.Metrics.fill(bystander.NewHooks("connector", c.Log))
 	return nil
 }

@@ -242,10 +242,10 @@ func (c *Connector) finish(l *load, r *core.LoadResult) {
 		rep.Err = &LoadError{Peer: h.EngineID, Class: r.Class, Tiles: rep.Invalid, Err: r.Err}
 		c.loadFailed(&l.spec, &rep)
 		if errors.Is(r.Err, core.ErrExpired) {
-			c.cfg.Metrics.expired()
+			c.cfg.Metrics.Expired()
 		}
 	case !r.Canceled:
-		c.cfg.Metrics.loaded(rep.Valid, rep.Duration)
+		c.cfg.Metrics.Loaded(rep.Valid, rep.Duration)
 	}
 	c.mu.Lock()
 	delete(c.loads, l.spec.ID)

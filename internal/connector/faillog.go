@@ -126,7 +126,7 @@ func (f *failureLog) say(words ...ration.Word[failureKey, failure]) {
 // loadFailed notes a load that did not bring all its tiles.
 func (c *Connector) loadFailed(s *LoadSpec, rep *LoadReport) {
 	h := s.Handoff
-	c.cfg.Metrics.failed(h.EngineID, rep.Err.Class)
+	c.cfg.Metrics.Failed(h.EngineID, rep.Err.Class)
 	c.failures.add(failure{
 		key: failureKey{h.EngineID, string(rep.Err.Class)},
 		ctx: []any{
@@ -141,7 +141,7 @@ func (c *Connector) loadFailed(s *LoadSpec, rep *LoadReport) {
 
 // returnFailed notes a lease that could not be given back.
 func (c *Connector) returnFailed(h *Handoff, err error) {
-	c.cfg.Metrics.returnFailed(h.EngineID)
+	c.cfg.Metrics.ReturnFailed(h.EngineID)
 	c.failures.add(failure{
 		key: failureKey{h.EngineID, classReturn},
 		ctx: []any{

@@ -92,7 +92,7 @@ func (l *leaseLoop) run(ctx context.Context, table *core.LeaseTable) {
 		for _, end := range e.Ended {
 			pending = append(pending, end.Blocks)
 			if end.Why == core.EndExpired {
-				l.metrics.expired()
+				l.metrics.Expired()
 			}
 		}
 	}

@@ -275,7 +275,7 @@ func (l *load) readLink(ctx context.Context, at int, local, remote []int32) {
 	moved := good * k.Heads * l.c.layout.HeadBytes() * l.c.layout.Layers
 	l.bytes.Add(int64(moved))
 	if good == len(verified) {
-		l.c.cfg.Metrics.transfer(Transfer{
+		l.c.cfg.Metrics.Transfer(Transfer{
 			Peer: l.spec.Handoff.EngineID, Bytes: moved, Tiles: good, Pieces: good * k.Strides(l.c.layout, l.view.hello.Heads).Pieces, Duration: time.Since(start), Post: posted, Path: l.path,
 		})
 	}

@@ -27,48 +27,14 @@ type Metrics struct {
 	ReturnFailed func(peer kv.EngineID)                  // a return that P never acknowledged
 	Handshake    func(ok bool, d time.Duration)          // one attempt
 	Loaded       func(tiles int, d time.Duration)        // a load that ended with every tile valid
-
-	guard *bystander.Hooks // set by Config.fill
 }
 
-func (m *Metrics) transfer(t Transfer) {
-	if m.Transfer != nil {
-		defer m.guard.Catch()
-		m.Transfer(t)
-	}
-}
-
-func (m *Metrics) failed(peer kv.EngineID, c LoadClass) {
-	if m.Failed != nil {
-		defer m.guard.Catch()
-		m.Failed(peer, c)
-	}
-}
-
-func (m *Metrics) expired() {
-	if m.Expired != nil {
-		defer m.guard.Catch()
-		m.Expired()
-	}
-}
-
-func (m *Metrics) returnFailed(peer kv.EngineID) {
-	if m.ReturnFailed != nil {
-		defer m.guard.Catch()
-		m.ReturnFailed(peer)
-	}
-}
-
-func (m *Metrics) handshake(ok bool, d time.Duration) {
-	if m.Handshake != nil {
-		defer m.guard.Catch()
-		m.Handshake(ok, d)
-	}
-}
-
-func (m *Metrics) loaded(tiles int, d time.Duration) {
-	if m.Loaded != nil {
-		defer m.guard.Catch()
-		m.Loaded(tiles, d)
-	}
+// fill makes every function safe to call.
+func (m *Metrics) fill(h *bystander.Hooks) {
+	m.Transfer = bystander.Safe1(h, m.Transfer)
+	m.Failed = bystander.Safe2(h, m.Failed)
+	m.Expired = bystander.Safe0(h, m.Expired)
+	m.ReturnFailed = bystander.Safe1(h, m.ReturnFailed)
+	m.Handshake = bystander.Safe2(h, m.Handshake)
+	m.Loaded = bystander.Safe2(h, m.Loaded)
 }

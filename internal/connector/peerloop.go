@@ -116,7 +116,7 @@ func (p *peerLoop) handshake(ctx context.Context, key core.PeerKey) {
 	sctx, cancel := context.WithTimeout(ctx, p.limit)
 	v, err := p.shake(sctx, key)
 	cancel()
-	p.metrics.handshake(err == nil, time.Since(start))
+	p.metrics.Handshake(err == nil, time.Since(start))
 	if err != nil {
 		p.send(peerCall{event: core.ShookEvent[*view]{Key: key, Err: err}})
 		return

@@ -55,54 +55,13 @@ type RequestStats struct {
 }
 
 // fill makes every function safe to call.
-func (m *Metrics) fill(g *bystander.Hooks) {
-	in := *m
-	m.Step = func(tokens, seqs int, d time.Duration) {
-		if in.Step != nil {
-			defer g.Catch()
-			in.Step(tokens, seqs, d)
-		}
-	}
-	m.FirstToken = func(d time.Duration) {
-		if in.FirstToken != nil {
-			defer g.Catch()
-			in.FirstToken(d)
-		}
-	}
-	m.InterToken = func(d time.Duration) {
-		if in.InterToken != nil {
-			defer g.Catch()
-			in.InterToken(d)
-		}
-	}
-	m.Preempted = func(n int) {
-		if in.Preempted != nil {
-			defer g.Catch()
-			in.Preempted(n)
-		}
-	}
-	m.Admitted = func(u Usage) {
-		if in.Admitted != nil {
-			defer g.Catch()
-			in.Admitted(u)
-		}
-	}
-	m.LoadFailed = func(c connector.LoadClass) {
-		if in.LoadFailed != nil {
-			defer g.Catch()
-			in.LoadFailed(c)
-		}
-	}
-	m.Recovered = func(requests, tokens int) {
-		if in.Recovered != nil {
-			defer g.Catch()
-			in.Recovered(requests, tokens)
-		}
-	}
-	m.Finished = func(r RequestStats) {
-		if in.Finished != nil {
-			defer g.Catch()
-			in.Finished(r)
-		}
-	}
+func (m *Metrics) fill(h *bystander.Hooks) {
+	m.Step = bystander.Safe3(h, m.Step)
+	m.FirstToken = bystander.Safe1(h, m.FirstToken)
+	m.InterToken = bystander.Safe1(h, m.InterToken)
+	m.Preempted = bystander.Safe1(h, m.Preempted)
+	m.Admitted = bystander.Safe1(h, m.Admitted)
+	m.LoadFailed = bystander.Safe1(h, m.LoadFailed)
+	m.Recovered = bystander.Safe2(h, m.Recovered)
+	m.Finished = bystander.Safe1(h, m.Finished)
 }

@@ -13,36 +13,10 @@ type Metrics struct {
 }
 
 // fill makes every function safe to call.
-func (m *Metrics) fill(g *bystander.Hooks) {
-	in := *m
-	m.Request = func(path, route string, status int, seconds float64) {
-		if in.Request != nil {
-			defer g.Catch()
-			in.Request(path, route, status, seconds)
-		}
-	}
-	m.Leg = func(role, name, outcome string, seconds float64) {
-		if in.Leg != nil {
-			defer g.Catch()
-			in.Leg(role, name, outcome, seconds)
-		}
-	}
-	m.Retry = func(role, reason string) {
-		if in.Retry != nil {
-			defer g.Catch()
-			in.Retry(role, reason)
-		}
-	}
-	m.Release = func(outcome string) {
-		if in.Release != nil {
-			defer g.Catch()
-			in.Release(outcome)
-		}
-	}
-	m.State = func(role, name string, ready bool) {
-		if in.State != nil {
-			defer g.Catch()
-			in.State(role, name, ready)
-		}
-	}
+func (m *Metrics) fill(h *bystander.Hooks) {
+	m.Request = bystander.Safe4(h, m.Request)
+	m.Leg = bystander.Safe4(h, m.Leg)
+	m.Retry = bystander.Safe2(h, m.Retry)
+	m.Release = bystander.Safe1(h, m.Release)
+	m.State = bystander.Safe3(h, m.State)
 }

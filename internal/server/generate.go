@@ -123,17 +123,9 @@ func (c *call) admit(raw []byte, prepare func(c *call, raw []byte) error) error 
 		if j.stream, err = c.s.submit(c.q.Context(), j.req); err != nil {
 			return c.form.blame(err)
 		}
-		c.s.submitted(&j.req)
+		c.s.cfg.Hooks.Params(j.req.N, j.req.Params.MaxTokens)
 	}
 	return nil
-}
-
-// submitted tells of a prompt's parameters.
-func (s *Server) submitted(r *engine.Request) {
-	if f := s.cfg.Hooks.Params; f != nil {
-		defer s.hooks.Catch()
-		f(r.N, r.Params.MaxTokens)
-	}
 }
 
 // giveBack returns the hand-off of a body that is refused, when it has one.

@@ -86,6 +86,12 @@ type Hooks struct {
 	Params func(n, maxTokens int)
 }
 
+// fill makes every function safe to call.
+func (k *Hooks) fill(h *bystander.Hooks) {
+	k.Request = bystander.Safe4(h, k.Request)
+	k.Params = bystander.Safe2(h, k.Params)
+}
+
 // A Server answers the HTTP requests of one engine. It is safe for concurrent
 // use and holds no state besides the draining flag.
 type Server struct {
@@ -95,7 +101,6 @@ type Server struct {
 	started  time.Time
 	draining atomic.Bool
 	stopper  openai.Stopper
-	hooks    *bystander.Hooks
 	widest   int // bytes of the longest token
 	routes   map[string]route
 }
@@ -136,7 +141,8 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{widest: 1, hooks: bystander.NewHooks("server", cfg.Log), cfg: cfg, key: sha256.Sum256([]byte(cfg.APIKey)), started: time.Now()}
+	cfg.Hooks.fill(bystander.NewHooks("server", cfg.Log))
+	s := &Server{widest: 1, cfg: cfg, key: sha256.Sum256([]byte(cfg.APIKey)), started: time.Now()}
 	for id := range cfg.Tokenizer.Size() {
 		s.widest = max(s.widest, len(cfg.Tokenizer.Piece(int32(id))))
 	}
@@ -203,10 +209,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	default:
 		r.serve(rec, q)
 	}
-	if f := s.cfg.Hooks.Request; f != nil {
-		defer s.hooks.Catch()
-		f(label, method(q.Method), max(rec.status, http.StatusOK), time.Since(begun))
-	}
+	s.cfg.Hooks.Request(label, method(q.Method), max(rec.status, http.StatusOK), time.Since(begun))
 }
 
 // method returns m when it is a known method: labels of metrics are bounded.

@@ -46,7 +46,7 @@ var shellMutants = []listed{
 	},
 	{
 		File: leasesFile, Tests: "TestExpiredLeaseIsNeverRead",
-		Old: "if end.Why == core.EndExpired {\n\t\t\t\tl.metrics.expired()\n\t\t\t}", New: "",
+		Old: "if end.Why == core.EndExpired {\n\t\t\t\tl.metrics.Expired()\n\t\t\t}", New: "",
 		Why: "expired leases are not counted",
 	},
 	{
