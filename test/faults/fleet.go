@@ -44,6 +44,7 @@ type decoder struct {
 	path   string // of its reads
 	policy string // of its own; a request may ask for the other
 	router *cluster.Proc
+	args   []string
 }
 
 // The load failure policies, and the transfer paths.
@@ -86,7 +87,7 @@ func (c *campaign) start(t testing.TB, a parts) (*fleet, error) {
 		if a.own != nil {
 			args = append(args, a.own[i]...)
 		}
-		f.d = append(f.d, &decoder{Proc: f.engine("D-"+path, "kv_consumer", args...), path: path, policy: policies[i]})
+		f.d = append(f.d, &decoder{Proc: f.engine("D-"+path, "kv_consumer", args...), path: path, policy: policies[i], args: args})
 	}
 	for _, p := range append([]*cluster.Proc{f.one, f.p}, f.d[0].Proc, f.d[1].Proc) {
 		p.Ready(t)

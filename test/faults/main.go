@@ -49,6 +49,7 @@ var sections = []struct {
 }{
 	{"adversary", adversary},
 	{"peers", peers},
+	{"decoders", decoders},
 	{"wire", wire},
 	{"matrix", everyCell},
 	{"requests", requests},

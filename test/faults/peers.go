@@ -198,7 +198,8 @@ func (b *comeback) inFlight(r *row, n int) (wait func(), err error) {
 	}, nil
 }
 
-// note adds a reply to a row: it must be right, or a typed error, and in time.
+// note adds a reply to a row: it must be right, or a typed error, and within
+// limit; 0 is none.
 func note(r *row, rep *reply, want []int, limit time.Duration) {
 	how := rep.judge(want)
 	r.outcome.add(how)
@@ -210,7 +211,9 @@ func note(r *row, rep *reply, want []int, limit time.Duration) {
 	case how == refused:
 		r.surfaced.add(rep.reason)
 	}
-	r.took(rep.took, limit)
+	if limit > 0 {
+		r.took(rep.took, limit)
+	}
 }
 
 // freezes stops P with work in every place and lets it go on.

@@ -95,6 +95,7 @@ func storm(c *campaign, t testing.TB) error {
 			return
 		}
 		note(&r, &rep, wants[i], 0)
+		r.slowest = max(r.slowest, rep.took)
 	})
 	for p := range armed {
 		k, err := firedAll(p)
