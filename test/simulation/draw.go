@@ -116,6 +116,13 @@ func (r *Runner) build(seed uint64, opt Options, cover *Coverage) *world {
 	}
 	lease := []time.Duration{1500 * time.Millisecond, 5 * time.Second, 30 * time.Second}[d.IntN(3)]
 	policy := [...]engine.FailPolicy{engine.PolicyRecompute, engine.PolicyRecompute, engine.PolicyFail}[d.IntN(3)]
+	// Engines of both roles may wait for each other's leases until those reach
+	// their cap, so not even calm ones answer everybody in time.
+	w.calm = d.IntN(12) == 0 && !w.both
+	most := 64 // requests of an engine
+	if !w.calm && d.IntN(4) == 0 {
+		most = 5
+	}
 	room := []int{0, 160}[d.IntN(2)] // tokens of a pool beyond one whole sequence
 	for i, role := range roles {
 		g := grids[0]
@@ -130,7 +137,7 @@ func (r *Runner) build(seed uint64, opt Options, cover *Coverage) *world {
 			w: w, name: role.name, addr: fmt.Sprintf("10.0.0.%d:7000", i+1), index: i, role: role.role,
 			model: modelConfig(g.tp, g.bt, blocks), lease: lease, faults: fault.New(),
 			config: engine.Config{
-				ID: kv.EngineID(role.name), MaxBatchedTokens: 16 << d.IntN(4), MaxSeqs: 2 + d.IntN(8), MaxRequests: 64,
+				ID: kv.EngineID(role.name), MaxBatchedTokens: 16 << d.IntN(4), MaxSeqs: 2 + d.IntN(8), MaxRequests: most,
 				MaxOutputs: []int{4, 1024, 1024}[d.IntN(3)], Priority: d.IntN(3) == 0, Policy: policy, Seed: seed | 1, NoPrefixCache: d.IntN(8) == 0,
 			},
 		}
@@ -143,9 +150,6 @@ func (r *Runner) build(seed uint64, opt Options, cover *Coverage) *world {
 		}
 		n.start()
 	}
-	// Engines of both roles may wait for each other's leases until those reach
-	// their cap, so not even calm ones answer everybody in time.
-	w.calm = d.IntN(12) == 0 && !w.both
 	if !w.calm {
 		w.drawFaults()
 		w.drawActs()
@@ -234,6 +238,7 @@ func (w *world) drawRequests() {
 		q.salt = []string{"", "", "a", "b"}[d.IntN(4)]
 		q.rank, q.probe = d.IntN(3), d.IntN(25) == 0
 		q.stolen = !w.calm && d.IntN(30) == 0
+		q.forged = !w.calm && d.IntN(30) == 0
 		w.client(i, q)
 	}
 }

@@ -43,12 +43,18 @@ func (x *exchange) submit() {
 				w.fail("%s cannot read a hand-off: %v", n.name, err)
 				return
 			}
+			if q.forged {
+				h.MAC[0] ^= 1
+			}
 			r.Handoff = h
 		}
 	}
 	s, err := n.eng.Submit(context.Background(), r)
 	if err != nil {
 		status, param := 503, ""
+		if errors.Is(err, engine.ErrOverloaded) {
+			status = 429
+		}
 		if _, ok := errors.AsType[*connector.HandoffError](err); ok {
 			status, param = 400, "kv_transfer_params"
 		}

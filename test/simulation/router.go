@@ -409,6 +409,10 @@ func (l *leg) piece(out engine.Output, handoff json.RawMessage) {
 // the choice has ended.
 func (c *call) compare(out engine.Output) bool {
 	w, want := c.w, c.q.want[out.Choice]
+	if c.q.forged && !c.q.whole {
+		w.fail("request %d is answered, with a hand-off that nobody signed", c.id)
+		return false
+	}
 	got := append(c.got[out.Choice], out.Tokens...)
 	c.got[out.Choice] = got
 	if len(got) > len(want.tokens) || !slices.Equal(got, want.tokens[:len(got)]) {

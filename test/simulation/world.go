@@ -170,6 +170,7 @@ type request struct {
 	salt   string
 	rank   int  // priority
 	probe  bool // wants log-probabilities of the prompt
+	forged bool // comes with a hand-off that nobody signed
 	stolen bool // comes with the hand-off of another request, if there is any
 }
 
