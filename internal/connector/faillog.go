@@ -30,8 +30,8 @@ type failureKey struct {
 // A failure is a load, or a return, that did not do what it was for, as it is
 // logged.
 type failure struct {
-	key failureKey
-	ctx []any // attributes
+	key   failureKey
+	attrs []any
 }
 
 // A failureLog tells of failures: the first of a peer and class at once, those
@@ -90,14 +90,8 @@ func (f *failureLog) take(table *ration.Table[failureKey, failure], x failure) {
 
 // rest logs what is left. Nothing is added any more.
 func (f *failureLog) rest(table *ration.Table[failureKey, failure]) {
-	for {
-		select {
-		case x := <-f.events:
-			f.take(table, x)
-			continue
-		default:
-		}
-		break
+	for len(f.events) > 0 {
+		f.take(table, <-f.events)
 	}
 	f.say(table.Flush()...)
 	if n := f.full.Swap(0); n > 0 {
@@ -108,7 +102,7 @@ func (f *failureLog) rest(table *ration.Table[failureKey, failure]) {
 // say logs the latest failure of each word, and how many like it are left out.
 func (f *failureLog) say(words ...ration.Word[failureKey, failure]) {
 	for _, w := range words {
-		attrs := w.What.ctx
+		attrs := w.What.attrs
 		if w.More > 0 {
 			attrs = append(attrs, "suppressed", w.More)
 		}
@@ -129,7 +123,7 @@ func (c *Connector) loadFailed(s *LoadSpec, rep *LoadReport) {
 	c.cfg.Metrics.Failed(h.EngineID, rep.Err.Class)
 	c.failures.add(failure{
 		key: failureKey{h.EngineID, string(rep.Err.Class)},
-		ctx: []any{
+		attrs: []any{
 			"failure_type", string(rep.Err.Class), "request_id", string(s.ID), "client_id", s.ClientID,
 			"engine_id", string(c.cfg.EngineID), "remote_engine_id", string(h.EngineID), "remote_request_id", h.RequestID,
 			"remote_addr", h.Addr, "lease", h.Lease.String(), "tiles", rep.To - rep.From, "invalid_tiles", len(rep.Invalid),
@@ -144,7 +138,7 @@ func (c *Connector) returnFailed(h *Handoff, err error) {
 	c.cfg.Metrics.ReturnFailed(h.EngineID)
 	c.failures.add(failure{
 		key: failureKey{h.EngineID, classReturn},
-		ctx: []any{
+		attrs: []any{
 			"engine_id", string(c.cfg.EngineID), "remote_engine_id", string(h.EngineID), "remote_request_id", h.RequestID,
 			"remote_addr", h.Addr, "lease", h.Lease.String(), "error", err,
 		},

@@ -86,9 +86,15 @@ func (n *network) spawn(f func()) bool {
 	return true
 }
 
-// pause waits for d; 0 is without end. A plan's change ends it early, and letGo
-// says so; gone, which may be nil, is the end of a connection.
+// pause is the package's, until the network ends.
 func (n *network) pause(ctx context.Context, d time.Duration, changed, gone <-chan struct{}) (letGo bool, err error) {
+	return pause(ctx, d, changed, gone, n.ended)
+}
+
+// pause waits for d; 0 is without end. A plan's change ends it early, and letGo
+// says so. Gone is the end of a connection, ended that of a network; both may be
+// nil.
+func pause(ctx context.Context, d time.Duration, changed, gone, ended <-chan struct{}) (letGo bool, err error) {
 	var timer <-chan time.Time
 	if d > 0 {
 		t := time.NewTimer(d)
@@ -104,14 +110,19 @@ func (n *network) pause(ctx context.Context, d time.Duration, changed, gone <-ch
 		return false, context.Cause(ctx)
 	case <-gone:
 		return false, transfer.ErrPeerGone
-	case <-n.ended:
+	case <-ended:
 		return false, transfer.ErrClosed
 	}
 }
 
-// lose waits as somebody does whose message or answer is lost.
+// lose is the package's, until the network ends.
 func (n *network) lose(ctx context.Context, limit time.Duration, changed <-chan struct{}) error {
-	if _, err := n.pause(ctx, limit, changed, nil); err != nil {
+	return lose(ctx, limit, changed, n.ended)
+}
+
+// lose waits as somebody does whose message or answer is lost.
+func lose(ctx context.Context, limit time.Duration, changed, ended <-chan struct{}) error {
+	if _, err := pause(ctx, limit, changed, nil, ended); err != nil {
 		return err
 	}
 	return fmt.Errorf("%w: the answer is lost", errInjected)

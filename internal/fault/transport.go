@@ -44,9 +44,9 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	case Error:
 		return answer(req, f), closeBody(req)
 	case Blackhole:
-		return nil, errors.Join(closeBody(req), lose(req.Context(), changed))
+		return nil, errors.Join(closeBody(req), lose(req.Context(), 0, changed, nil))
 	case Delay:
-		if err := delay(req.Context(), time.Duration(f.Delay), changed); err != nil {
+		if _, err := pause(req.Context(), time.Duration(f.Delay), changed, nil, nil); err != nil {
 			return nil, errors.Join(closeBody(req), err)
 		}
 	case Duplicate:
@@ -62,7 +62,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		if err := drain(resp); err != nil {
 			return nil, err
 		}
-		return nil, lose(req.Context(), changed)
+		return nil, lose(req.Context(), 0, changed, nil)
 	case Stall, Cut:
 		resp.Body = &shortBody{
 			inner: resp.Body, left: f.Bytes, cut: f.Action == Cut, ctx: req.Context(), changed: changed, closed: make(chan struct{}),
@@ -91,28 +91,6 @@ func answer(req *http.Request, f Fault) *http.Response {
 		Header: http.Header{"Content-Type": {"application/json"}}, ContentLength: int64(len(body)),
 		Body: io.NopCloser(bytes.NewReader([]byte(body))), Request: req,
 	}
-}
-
-// lose waits as somebody does whose answer never comes.
-func lose(ctx context.Context, changed <-chan struct{}) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-changed:
-		return fmt.Errorf("%w: the answer is lost", errInjected)
-	}
-}
-
-func delay(ctx context.Context, d time.Duration, changed <-chan struct{}) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-changed:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	return nil
 }
 
 func drain(resp *http.Response) error {

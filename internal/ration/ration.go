@@ -11,6 +11,7 @@
 package ration
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -132,7 +133,7 @@ func (t *Table[K, V]) words(now time.Time, due func(*entry[V]) bool) (words []Wo
 			keys = append(keys, k)
 		}
 	}
-	slices.SortFunc(keys, func(a, b K) int { return int(t.open[a].number) - int(t.open[b].number) })
+	slices.SortFunc(keys, func(a, b K) int { return cmp.Compare(t.open[a].number, t.open[b].number) })
 	for _, k := range keys {
 		words = append(words, t.word(k, t.open[k], now))
 	}

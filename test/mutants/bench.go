@@ -27,9 +27,9 @@ const (
 
 // A pkg is a package whose tests run.
 type pkg struct {
-	Dir         string
-	TestImports []string
-	XTestImport []string `json:"XTestImports"`
+	Dir          string
+	TestImports  []string
+	XTestImports []string
 
 	limit time.Duration // for one run of the tests
 }
@@ -37,7 +37,7 @@ type pkg struct {
 // flags are what its test binary is called with: rapid draws the same
 // cases in every run, does not shrink and leaves no files.
 func (p *pkg) flags() []string {
-	if slices.Contains(p.TestImports, "pgregory.net/rapid") || slices.Contains(p.XTestImport, "pgregory.net/rapid") {
+	if slices.Contains(p.TestImports, "pgregory.net/rapid") || slices.Contains(p.XTestImports, "pgregory.net/rapid") {
 		return []string{"-rapid.nofailfile", "-rapid.shrinktime=1ns", "-rapid.seed=1", "-rapid.checks=300"}
 	}
 	return nil
