@@ -100,6 +100,36 @@ var shellMutants = []listed{
 		Why: "the lease of an aborted request is kept until it runs out",
 	},
 	{
+		File: "internal/server/status.go", Tests: "TestFailedLoadsFollowThePolicy",
+		Old: "e.Reason = \"kv_load_\" + string(load.Class)", New: "e.Reason = \"kv_load\"",
+		Why: "the error does not say why the load failed",
+	},
+	{
+		File: "internal/server/transfer.go", Tests: "TestRequestsChooseTheirPolicy",
+		Old: "if !c.s.cfg.AllowRequestPolicy {", New: "if false {",
+		Why: "clients choose the policy though they may not",
+	},
+	{
+		File: "internal/server/transfer.go", Tests: "TestAnswersSayWhereTheKVCameFrom",
+		Old: "to.Recomputed += u.Recomputed", New: "to.Recomputed += u.Computed",
+		Why: "the numbers of an answer do not add up",
+	},
+	{
+		File: "internal/telemetry/engine.go", Tests: "TestTokensBySourceAddUp",
+		Old: "own.WithLabelValues(\"recomputed\").Add(float64(u.Recomputed))", New: "own.WithLabelValues(\"recomputed\").Add(0)",
+		Why: "the metrics of prompt tokens do not add up",
+	},
+	{
+		File: "internal/bystander/hooks.go", Tests: "TestPanicsOfHooksEndInOneLine",
+		Old: "recover()", New: "any(nil)",
+		Why: "a metric that panics ends the engine",
+	},
+	{
+		File: "internal/backend/wait.go", Tests: "TestLegThatFallsSilent",
+		Old: "l.wait.begin(l.silence)", New: "l.wait.begin(0)",
+		Why: "an engine that falls silent holds its client for ever",
+	},
+	{
 		File: carryFile, Tests: "TestReaderThatLeavesDuringItsLastStep",
 		Old: "if !quit {\n\t\tf.out.Handoff", New: "{\n\t\tf.out.Handoff",
 		Why: "a lease is made for a reader that has gone",
