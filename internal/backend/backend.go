@@ -252,19 +252,10 @@ func (b *Backend) Post(ctx context.Context, path string, header http.Header, bod
 		return nil, &TransportError{b.name, err}
 	}
 	req.Header = header
-	b.legs.Add(1)
-	w := newWait(cut)
-	w.begin(b.limits.Header)
-	resp, err := b.client.Do(req)
-	if err = w.end(err); err != nil {
-		if resp != nil {
-			_ = resp.Body.Close() // too late
-		}
-		cut()
-		b.legs.Add(-1)
+	resp, err := b.leg(b.client, req, cut)
+	if err != nil {
 		return nil, b.failed(ctx, err)
 	}
-	resp.Body = &legBody{ReadCloser: resp.Body, legs: &b.legs, wait: w, silence: b.limits.Silence}
 	return resp, nil
 }
 

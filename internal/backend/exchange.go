@@ -52,20 +52,12 @@ func (b *Backend) Exchange(ctx context.Context, path string, header http.Header,
 		return 0, nil, &TransportError{b.name, err}
 	}
 	req.Header = header
-	b.legs.Add(1)
-	w := newWait(cut)
-	w.begin(b.limits.Header)
-	resp, err := b.alone.Do(req)
-	if err = w.end(err); err != nil {
-		if resp != nil {
-			_ = resp.Body.Close() // too late
-		}
-		b.legs.Add(-1)
+	resp, err := b.leg(b.alone, req, cut)
+	if err != nil {
 		return 0, nil, b.failed(ctx, err)
 	}
-	answer := &legBody{ReadCloser: resp.Body, legs: &b.legs, wait: w, silence: b.limits.Silence}
-	defer func() { _ = answer.Close() }() // read to its end, or given up
-	out, err = io.ReadAll(io.LimitReader(answer, limit+1))
+	defer func() { _ = resp.Body.Close() }() // read to its end, or given up
+	out, err = io.ReadAll(io.LimitReader(resp.Body, limit+1))
 	switch {
 	case err != nil:
 		return 0, nil, b.failed(ctx, err)

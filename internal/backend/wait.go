@@ -3,6 +3,7 @@ package backend
 import (
 	"fmt"
 	"io"
+	"net/http"
 	"sync/atomic"
 	"time"
 )
@@ -40,6 +41,26 @@ func (w *wait) end(err error) error {
 		return fmt.Errorf("silent for %v", w.limit)
 	}
 	return err
+}
+
+// leg sends the request of a leg and waits for the status line. The leg ends when
+// the answer's body is closed, or with an error here; cut ends the request's
+// context.
+func (b *Backend) leg(client *http.Client, req *http.Request, cut func()) (*http.Response, error) {
+	b.legs.Add(1)
+	w := newWait(cut)
+	w.begin(b.limits.Header)
+	resp, err := client.Do(req)
+	if err = w.end(err); err != nil {
+		if resp != nil {
+			_ = resp.Body.Close() // too late
+		}
+		cut()
+		b.legs.Add(-1)
+		return nil, err
+	}
+	resp.Body = &legBody{ReadCloser: resp.Body, legs: &b.legs, wait: w, silence: b.limits.Silence}
+	return resp, nil
 }
 
 // A legBody is the body of a leg's answer. It bounds each wait for bytes, and

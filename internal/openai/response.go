@@ -25,11 +25,9 @@ type KVTransfer struct {
 	Failure    string `json:"failure,omitempty"`
 }
 
-// PromptDetails say where the KV of the prompt came from.
+// PromptDetails are OpenAI's part of what KVTransfer says.
 type PromptDetails struct {
-	Cached     int `json:"cached_tokens"` // not computed here: prefix hits and loads
-	Loaded     int `json:"loaded_tokens"`
-	Recomputed int `json:"recomputed_tokens"`
+	Cached int `json:"cached_tokens"` // not computed here: prefix hits and loads
 }
 
 // A Completion is the answer of /v1/completions, whole or one chunk.

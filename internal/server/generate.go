@@ -332,8 +332,6 @@ func (c *call) total() *openai.Usage {
 			u.CompletionTokens += ch.count
 		}
 		u.Details.Cached += j.usage.Cached()
-		u.Details.Loaded += j.usage.Loaded
-		u.Details.Recomputed += j.usage.Recomputed
 		addTransfer(u.KVTransfer, &j.usage)
 	}
 	u.TotalTokens = u.PromptTokens + u.CompletionTokens

@@ -76,8 +76,8 @@ func (c *call) log(begun time.Time, outcome string, status int, err error) {
 	u := c.total()
 	args := []any{
 		"id", c.id, "outcome", outcome, "status", status, "prompts", len(c.jobs),
-		"prompt_tokens", u.PromptTokens, "cached", u.Details.Cached, "loaded", u.Details.Loaded,
-		"recomputed", u.Details.Recomputed, "completion_tokens", u.CompletionTokens,
+		"prompt_tokens", u.PromptTokens, "cached", u.Details.Cached, "loaded", u.KVTransfer.Loaded,
+		"recomputed", u.KVTransfer.Recomputed, "completion_tokens", u.CompletionTokens,
 		"total", time.Since(begun).Round(10 * time.Microsecond),
 	}
 	if !c.first.IsZero() {
