@@ -92,9 +92,9 @@ type Backend struct {
 
 // New returns the backend at raw, an http or https URL without a path.
 //
-// Decorate, where one is given, returns what takes the place of a transport,
-// which it wraps.
-func New(raw string, role Role, limits Limits, decorate ...func(http.RoundTripper) http.RoundTripper) (*Backend, error) {
+// Decorate, unless it is nil, returns what takes the place of a transport, which
+// it wraps.
+func New(raw string, role Role, limits Limits, decorate func(http.RoundTripper) http.RoundTripper) (*Backend, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil {
 		return nil, fmt.Errorf("backend: %s URL %q: want http://HOST:PORT", role, raw)
@@ -107,10 +107,8 @@ func New(raw string, role Role, limits Limits, decorate ...func(http.RoundTrippe
 	alone := pooled.Clone()
 	alone.DisableKeepAlives = true
 	var one, other http.RoundTripper = pooled, alone
-	for _, d := range decorate {
-		if d != nil {
-			one, other = d(one), d(other)
-		}
+	if decorate != nil {
+		one, other = decorate(one), decorate(other)
 	}
 	unfollowed := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	b := &Backend{

@@ -33,7 +33,7 @@ func TestOneLateProbeIsNotBelieved(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			limits := DefaultLimits()
-			b, err := New("http://engine:1", Prefill, limits)
+			b, err := New("http://engine:1", Prefill, limits, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -79,12 +79,12 @@ func TestURLsThatNameNoEngine(t *testing.T) {
 		"127.0.0.1:8001", "localhost:8001", "[::1]:8001", "host", "", "ftp://host:1", "http://", "http://host:1/v1",
 		"http://host:1?a", "http://u@host:1", "http://host:port", "\x00",
 	} {
-		if b, err := New(raw, Prefill, DefaultLimits()); err == nil || !strings.Contains(err.Error(), "want http://HOST:PORT") {
+		if b, err := New(raw, Prefill, DefaultLimits(), nil); err == nil || !strings.Contains(err.Error(), "want http://HOST:PORT") {
 			t.Errorf("%q: %v, %v", raw, b, err)
 		}
 	}
 	for _, raw := range []string{"http://127.0.0.1:8001", "https://engine", "http://[::1]:8001/"} {
-		if _, err := New(raw, Decode, DefaultLimits()); err != nil {
+		if _, err := New(raw, Decode, DefaultLimits(), nil); err != nil {
 			t.Errorf("%q: %v", raw, err)
 		}
 	}

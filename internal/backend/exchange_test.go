@@ -14,7 +14,7 @@ import (
 func testBackend(t *testing.T, h http.HandlerFunc) *Backend {
 	t.Helper()
 	srv := httptest.NewServer(h)
-	b, err := New(srv.URL, Prefill, DefaultLimits())
+	b, err := New(srv.URL, Prefill, DefaultLimits(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

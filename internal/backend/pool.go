@@ -15,12 +15,12 @@ type Pool struct {
 	next atomic.Uint64
 }
 
-// NewPool returns a pool of the engines at urls.
-func NewPool(role Role, urls []string, limits Limits, decorate ...func(http.RoundTripper) http.RoundTripper) (*Pool, error) {
+// NewPool returns a pool of the engines at urls. Decorate is as for New.
+func NewPool(role Role, urls []string, limits Limits, decorate func(http.RoundTripper) http.RoundTripper) (*Pool, error) {
 	p := &Pool{role: role}
 	seen := map[string]bool{}
 	for _, u := range urls {
-		b, err := New(u, role, limits, decorate...)
+		b, err := New(u, role, limits, decorate)
 		if err != nil {
 			return nil, err
 		}

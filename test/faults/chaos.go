@@ -12,9 +12,7 @@ import (
 	"tandem/test/cluster"
 )
 
-// chaosPath is the admin route of every process that was started for it.
-const chaosPath = "/admin/chaos"
-
+// admin asks the admin route of a process that was started for faults.
 func admin(method string, p *cluster.Proc, path string, body []byte) ([]byte, error) {
 	req, err := http.NewRequest(method, p.URL+path, bytes.NewReader(body))
 	if err != nil {
@@ -38,13 +36,13 @@ func arm(p *cluster.Proc, plan fault.Plan) error {
 	if err != nil {
 		return err
 	}
-	_, err = admin(http.MethodPut, p, chaosPath, raw)
+	_, err = admin(http.MethodPut, p, fault.AdminPath, raw)
 	return err
 }
 
 // disarm ends all faults of a process; its counts stay.
 func disarm(p *cluster.Proc) error {
-	_, err := admin(http.MethodDelete, p, chaosPath, nil)
+	_, err := admin(http.MethodDelete, p, fault.AdminPath, nil)
 	return err
 }
 
@@ -66,7 +64,7 @@ func firedAll(p *cluster.Proc) (int, error) {
 }
 
 func chaosOf(p *cluster.Proc) (s fault.Status, err error) {
-	raw, err := admin(http.MethodGet, p, chaosPath, nil)
+	raw, err := admin(http.MethodGet, p, fault.AdminPath, nil)
 	if err == nil {
 		err = json.Unmarshal(raw, &s)
 	}
@@ -75,7 +73,7 @@ func chaosOf(p *cluster.Proc) (s fault.Status, err error) {
 
 // record returns the faults that a process injected, one by one.
 func record(p *cluster.Proc) ([]fault.Event, error) {
-	raw, err := admin(http.MethodGet, p, chaosPath+"/record", nil)
+	raw, err := admin(http.MethodGet, p, fault.AdminPath+"/record", nil)
 	if err != nil {
 		return nil, err
 	}

@@ -81,7 +81,7 @@ func run(c *campaign, only string, w io.Writer) error {
 		c.say("%s", s.name)
 		err := cluster.Outside("faults", func(t testing.TB) error { return s.run(c, t) })
 		if err != nil {
-			c.table.add(row{what: s.name + " as a whole", faults: []string{err.Error()}})
+			c.table.add(row{what: s.name + " as a whole", missed: []string{err.Error()}})
 		}
 		c.say("%s: %.1f s", s.name, time.Since(start).Seconds())
 	}

@@ -222,7 +222,7 @@ func (m *matrix) rounds(r *row, cell fault.Cell, t trial, plan fault.Plan) error
 			f.again("P", f.addr)
 			good := row{}
 			f.first(&good, round)
-			r.faults = append(r.faults, good.faults...)
+			r.missed = append(r.missed, good.missed...)
 			continue
 		}
 		n, err := fired(f.p, cell)

@@ -21,7 +21,7 @@ type row struct {
 	back     time.Duration // until every block and table was free again
 	backIn   time.Duration // limit of back
 	note     string
-	faults   []string // why the line is not met
+	missed   []string // why the line is not met
 }
 
 // A tally counts by name.
@@ -45,7 +45,7 @@ func (t tally) String() string {
 
 // wrong notes why the line is not met.
 func (r *row) wrong(format string, args ...any) {
-	r.faults = append(r.faults, fmt.Sprintf(format, args...))
+	r.missed = append(r.missed, fmt.Sprintf(format, args...))
 }
 
 // took notes how long an answer took and how long it may take.
@@ -79,7 +79,7 @@ func (t *table) print(w io.Writer) (missed int) {
 	for i := range t.rows {
 		r := &t.rows[i]
 		met := "ok"
-		if len(r.faults) > 0 {
+		if len(r.missed) > 0 {
 			missed++
 			met = "MISSED"
 		}
@@ -89,9 +89,9 @@ func (t *table) print(w io.Writer) (missed int) {
 	tw.Flush()
 	for i := range t.rows {
 		r := &t.rows[i]
-		for k, why := range r.faults {
-			if k == maxFaults {
-				fmt.Fprintf(w, "\n%s: and %d more", r.what, len(r.faults)-k)
+		for k, why := range r.missed {
+			if k == maxMissed {
+				fmt.Fprintf(w, "\n%s: and %d more", r.what, len(r.missed)-k)
 				break
 			}
 			fmt.Fprintf(w, "\n%s: %s", r.what, why)
@@ -101,8 +101,8 @@ func (t *table) print(w io.Writer) (missed int) {
 	return missed
 }
 
-// maxFaults is how many reasons of a line are printed.
-const maxFaults = 8
+// maxMissed is how many reasons of a line are printed.
+const maxMissed = 8
 
 func limited(d, limit time.Duration) string {
 	switch {

@@ -200,7 +200,7 @@ func wire(c *campaign, t testing.TB) error {
 				r.fired++
 			}
 			for i := range ex.replies {
-				rep, was := &ex.replies[i], len(r.faults)
+				rep, was := &ex.replies[i], len(r.missed)
 				note(&r, rep, ex.wants[i], load+grace)
 				how := rep.judge(ex.wants[i])
 				switch {
@@ -209,7 +209,7 @@ func wire(c *campaign, t testing.TB) error {
 				case rep.class == "" && (how != right || rep.kv.Loaded != len(ex.asks[i].prompt)-1):
 					r.wrong("no load failed: %s", rep)
 				}
-				if len(r.faults) > was {
+				if len(r.missed) > was {
 					r.wrong("that was %+v", *m)
 				}
 			}
