@@ -25,8 +25,7 @@ func (r *Runner) Shrink(v *BrokenError, opt Options) (Mask, *BrokenError) {
 						continue
 					}
 					if smaller := r.Run(v.Seed, opt, NewCoverage()); smaller != nil {
-						v = smaller
-						again = again || shrinks(added, opt, part.n)
+						v, again = smaller, true
 						continue
 					}
 					for _, i := range added {
@@ -38,7 +37,3 @@ func (r *Runner) Shrink(v *BrokenError, opt Options) (Mask, *BrokenError) {
 	}
 	return mask, v
 }
-
-// shrinks reports whether leaving added out is progress that makes another round
-// worth while.
-func shrinks(added []int, opt Options, n int) bool { return len(added) > 0 && n == opt.Requests*2 }
