@@ -1,7 +1,6 @@
 package connector
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,36 +14,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"tandem/internal/bystander/logtest"
 	"tandem/internal/kv"
 )
-
-// A book is a log that a test reads.
-type book struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *book) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-// lines returns the lines with all of words, in order.
-func (b *book) lines(words ...string) (out []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for l := range strings.Lines(b.b.String()) {
-		has := true
-		for _, w := range words {
-			has = has && strings.Contains(l, w)
-		}
-		if has {
-			out = append(out, l)
-		}
-	}
-	return out
-}
 
 var leftOut = regexp.MustCompile(`suppressed=(\d+)`)
 
@@ -60,8 +32,9 @@ func told(lines []string) int {
 	return n
 }
 
-func (b *book) log(c *Config) {
-	c.Log = slog.New(slog.NewTextHandler(b, nil))
+// logTo makes an engine log to b.
+func logTo(b *logtest.Book) func(*Config) {
+	return func(c *Config) { c.Log = slog.New(slog.NewTextHandler(b, nil)) }
 }
 
 const failedLine = `msg="KV transfer failure"`
@@ -71,12 +44,12 @@ const failedLine = `msg="KV transfer failure"`
 // storm ends nor when the engine does.
 func TestFailuresAreLoggedOnceAndCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out book
+		var out logtest.Book
 		f := newFabric()
 		var broken error // of reads; nil: bytes are spoiled
 		f.onTile = func(_ context.Context, _, i int) (bool, error) { return i == 1, broken }
 		p, q := f.engine(t, "p:1", 1, 1, 64), f.engine(t, "q:1", 1, 1, 64)
-		d := f.engine(t, "d:1", 1, 1, 64, out.log)
+		d := f.engine(t, "d:1", 1, 1, 64, logTo(&out))
 		tokens := prompt(48, 1)
 		n := 0
 		load := func(peer *testEngine, class LoadClass, times int) {
@@ -97,7 +70,7 @@ func TestFailuresAreLoggedOnceAndCounted(t *testing.T) {
 		}
 		expect := func(what string, lines, failures int, words ...string) {
 			t.Helper()
-			got := out.lines(append(words, failedLine)...)
+			got := out.Lines(append(words, failedLine)...)
 			if len(got) != lines || told(got) != failures {
 				t.Errorf("%s: %d lines for %d failures, want %d for %d:\n%s", what, len(got), told(got), lines, failures, strings.Join(got, ""))
 			}
@@ -108,8 +81,8 @@ func TestFailuresAreLoggedOnceAndCounted(t *testing.T) {
 			"level=ERROR", "failure_type=sum", "request_id=d-1 ", "client_id=client-1 ", "engine_id=engine-d:1", "remote_engine_id=engine-p:1",
 			"remote_request_id=p-request", "remote_addr=p:1", "lease=", "tiles=3", "invalid_tiles=1", `invalid_sample=[1]`, "path=mem", "duration=", "error=",
 		} {
-			if len(out.lines(want)) != 1 {
-				t.Errorf("the line lacks %s: %s", want, out.lines(failedLine))
+			if len(out.Lines(want)) != 1 {
+				t.Errorf("the line lacks %s: %s", want, out.Lines(failedLine))
 			}
 		}
 		load(p, ClassSum, 20)
@@ -123,15 +96,15 @@ func TestFailuresAreLoggedOnceAndCounted(t *testing.T) {
 		synctest.Wait()
 		expect("after ten quiet seconds", 2, 21, "remote_engine_id=engine-p:1", "failure_type=sum")
 		expect("what was alone", 1, 1, "failure_type=read")
-		if got := out.lines("suppressed=19", "request_id=d-21 "); len(got) != 1 {
-			t.Errorf("the second line is about the latest: %s", out.lines(failedLine))
+		if got := out.Lines("suppressed=19", "request_id=d-21 "); len(got) != 1 {
+			t.Errorf("the second line is about the latest: %s", out.Lines(failedLine))
 		}
 		broken = nil
 		load(p, ClassSum, 7)
 		expect("within the next ten seconds", 2, 21, "remote_engine_id=engine-p:1", "failure_type=sum")
 		d.stop()
 		expect("at the end", 3, 28, "remote_engine_id=engine-p:1", "failure_type=sum")
-		if all := out.lines(failedLine); told(all) != n {
+		if all := out.Lines(failedLine); told(all) != n {
 			t.Errorf("%d failures are told, %d happened", told(all), n)
 		}
 	})
@@ -140,7 +113,7 @@ func TestFailuresAreLoggedOnceAndCounted(t *testing.T) {
 // Returns that nobody acknowledges are rationed as well.
 func TestLostReturnsAreSummedUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out book
+		var out logtest.Book
 		var lost int
 		var mu sync.Mutex
 		f := newFabric()
@@ -151,7 +124,7 @@ func TestLostReturnsAreSummedUp(t *testing.T) {
 			return nil
 		}
 		p := f.engine(t, "p:1", 1, 1, 64)
-		d := f.engine(t, "d:1", 1, 1, 64, out.log, func(c *Config) {
+		d := f.engine(t, "d:1", 1, 1, 64, logTo(&out), func(c *Config) {
 			c.Metrics.ReturnFailed = func(peer kv.EngineID) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -166,12 +139,12 @@ func TestLostReturnsAreSummedUp(t *testing.T) {
 		}
 		<-time.After(d.cfg.ReturnTimeout)
 		synctest.Wait()
-		if got := out.lines("KV lease not returned"); len(got) != 1 || told(got) != 1 {
+		if got := out.Lines("KV lease not returned"); len(got) != 1 || told(got) != 1 {
 			t.Errorf("at once: %s", got)
 		}
 		<-time.After(failuresEvery)
 		synctest.Wait()
-		got := out.lines("KV lease not returned")
+		got := out.Lines("KV lease not returned")
 		mu.Lock()
 		defer mu.Unlock()
 		if len(got) != 2 || told(got) != 30 || lost != 30 || !strings.Contains(got[1], "level=WARN") {
@@ -183,7 +156,7 @@ func TestLostReturnsAreSummedUp(t *testing.T) {
 // Failures of more peers than are told apart share a line for each class.
 func TestManyPeersAreFewLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out book
+		var out logtest.Book
 		l := newFailureLog(slog.New(slog.NewTextHandler(&out, nil)))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -195,7 +168,7 @@ func TestManyPeersAreFewLines(t *testing.T) {
 		synctest.Wait()
 		cancel()
 		<-done
-		if got := out.lines(failedLine); told(got) != n || len(got) > failureKeys+2*2 {
+		if got := out.Lines(failedLine); told(got) != n || len(got) > failureKeys+2*2 {
 			t.Errorf("%d lines for %d of %d failures", len(got), told(got), n)
 		}
 	})
@@ -251,7 +224,7 @@ func (s *stuckLog) Handle(_ context.Context, r slog.Record) error {
 
 // Metrics that panic change no report.
 func TestMetricsThatPanicChangeNothing(t *testing.T) {
-	var out book
+	var out logtest.Book
 	f := newFabric()
 	f.onTile = func(_ context.Context, _, i int) (bool, error) { return i == 2, nil }
 	calls := map[string]int{}
@@ -271,7 +244,7 @@ func TestMetricsThatPanicChangeNothing(t *testing.T) {
 	}
 	p := f.engine(t, "p:1", 1, 1, 64, bad)
 	brief := f.engine(t, "p:2", 1, 1, 64, bad, func(c *Config) { c.LeaseDuration = time.Millisecond })
-	d := f.engine(t, "d:1", 1, 1, 64, bad, out.log)
+	d := f.engine(t, "d:1", 1, 1, 64, bad, logTo(&out))
 	for i, n := range []int{32, 48} { // two tiles arrive, of three one does not
 		h, pb := p.grant(t, prompt(n, i), 60)
 		db := d.blocksFor(n, 63)
@@ -294,7 +267,7 @@ func TestMetricsThatPanicChangeNothing(t *testing.T) {
 			t.Errorf("%s did not panic", what)
 		}
 	}
-	if n := len(out.lines("a metric panicked")); n != 1 {
+	if n := len(out.Lines("a metric panicked")); n != 1 {
 		t.Errorf("%d lines about it", n)
 	}
 }

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -9,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"tandem/internal/bystander/logtest"
 	"tandem/internal/connector"
 	"tandem/internal/sim"
 )
@@ -169,7 +169,7 @@ func TestLoadFailures(t *testing.T) {
 		for _, max := range []int{1, 2, 5} {
 			want := one.run(t, seeded(prompt(n, 2), max, 3))
 			for tile := range (n - 1 + 15) / 16 {
-				var out syncBuffer
+				var out logtest.Book
 				failed := map[connector.LoadClass]int{}
 				dc := Config{
 					Policy: PolicyRecompute, Log: slog.New(slog.NewTextHandler(&out, nil)),
@@ -275,22 +275,4 @@ func TestRefusedHandoffs(t *testing.T) {
 		t.Errorf("no lease: %+v, %v", o, err)
 	}
 	x.settled(t)
-}
-
-// syncBuffer is a buffer that a logger and a test may share.
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"tandem/internal/bystander/logtest"
 	"tandem/internal/sim"
 )
 
@@ -28,7 +29,7 @@ func recoveredIn(log string) (lines, requests, tokens int) {
 // rests afterwards nor when it ends.
 func TestRecoveriesAreSummedUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out syncBuffer
+		var out logtest.Book
 		x := startPair(t, sim.Config{}, sim.Config{}, Config{}, Config{
 			Policy: PolicyRecompute, NoPrefixCache: true, Log: slog.New(slog.NewTextHandler(&out, nil)),
 		})

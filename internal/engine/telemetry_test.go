@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"tandem/internal/bystander"
+	"tandem/internal/bystander/logtest"
 	"tandem/internal/connector"
 	"tandem/internal/sim"
 )
@@ -33,7 +34,7 @@ func TestMetricsDecideNothing(t *testing.T) {
 		Admitted: func(Usage) { boom("admitted") }, LoadFailed: func(connector.LoadClass) { boom("failed") },
 		Recovered: func(int, int) { boom("recovered") }, Finished: func(RequestStats) { boom("finished") },
 	}
-	var out syncBuffer
+	var out logtest.Book
 	log := slog.New(slog.NewTextHandler(&out, nil))
 	one := start(t, sim.Config{}, Config{})
 	// A pool in which two requests do not fit to their end.

@@ -2,7 +2,6 @@ package router
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,41 +10,13 @@ import (
 	"net/http"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
+
+	"tandem/internal/bystander/logtest"
 )
 
-// A book is a log that many goroutines write and the test reads.
-type book struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *book) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-// lines returns the records with message msg.
-func (b *book) lines(t *testing.T, msg string) (out []map[string]any) {
-	t.Helper()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for line := range strings.Lines(b.buf.String()) {
-		var m map[string]any
-		if err := json.Unmarshal([]byte(line), &m); err != nil {
-			t.Fatalf("%q: %v", line, err)
-		}
-		if m["msg"] == msg {
-			out = append(out, m)
-		}
-	}
-	return out
-}
-
-func logged() (*book, *slog.Logger) {
-	b := &book{}
+func logged() (*logtest.Book, *slog.Logger) {
+	b := &logtest.Book{}
 	return b, slog.New(slog.NewJSONHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
@@ -96,10 +67,10 @@ func TestStopTellsEveryStream(t *testing.T) {
 }
 
 // requests waits for n request lines.
-func requests(t *testing.T, log *book, n int) []map[string]any {
+func requests(t *testing.T, log *logtest.Book, n int) []map[string]any {
 	t.Helper()
 	for {
-		if out := log.lines(t, "request"); len(out) >= n {
+		if out := log.Records(t, "request"); len(out) >= n {
 			return out
 		}
 		if t.Context().Err() != nil {
@@ -165,7 +136,7 @@ func TestRefusedHandoffIsNoFaultOfTheClient(t *testing.T) {
 			if len(pb) != 2 || len(released) != 2 || len(db) != 1 {
 				t.Errorf("%d prefills, %d decodes, %d releases", len(pb), len(db), len(released))
 			}
-			l := log.lines(t, "leg failed")
+			l := log.Records(t, "leg failed")
 			if len(l) != 1 || l[0]["level"] != "ERROR" || l[0]["err"] != "the token does not vouch" || l[0]["id"] != "client-label" {
 				t.Errorf("%v", l)
 			}
@@ -202,7 +173,7 @@ func TestLogOfLegs(t *testing.T) {
 				return true
 			}})
 			post(t, url+"/v1/completions", `{"prompt":"a"}`)
-			l := log.lines(t, "leg failed")
+			l := log.Records(t, "leg failed")
 			if len(l) != 1 {
 				t.Fatalf("%v", l)
 			}
@@ -262,10 +233,10 @@ func TestLogOfAClientThatLeft(t *testing.T) {
 			t.Errorf("%s: %v", body, l[0])
 		}
 		// A stream's leg has done its part when its first byte is there.
-		if l := log.lines(t, "leg ended"); !strings.Contains(body, "stream") && (len(l) != 1 || l[0]["outcome"] != "client_gone" || l[0]["level"] != "DEBUG") {
+		if l := log.Records(t, "leg ended"); !strings.Contains(body, "stream") && (len(l) != 1 || l[0]["outcome"] != "client_gone" || l[0]["level"] != "DEBUG") {
 			t.Errorf("%s: %v", body, l)
 		}
-		if l := log.lines(t, "leg failed"); len(l) != 0 || retries != 0 {
+		if l := log.Records(t, "leg failed"); len(l) != 0 || retries != 0 {
 			t.Errorf("%s: %v, %d retries", body, l, retries)
 		}
 	}

@@ -1,8 +1,6 @@
 package server
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -11,42 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"tandem/internal/bystander/logtest"
 	"tandem/internal/engine"
 	"tandem/internal/sim"
 )
 
-// A book is a log that many goroutines write and the test reads.
-type book struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *book) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-// lines returns the records with message msg.
-func (b *book) lines(t *testing.T, msg string) []map[string]any {
-	t.Helper()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var out []map[string]any
-	for _, l := range strings.Split(strings.TrimSpace(b.buf.String()), "\n") {
-		var m map[string]any
-		if err := json.Unmarshal([]byte(l), &m); err != nil {
-			t.Fatalf("%q: %v", l, err)
-		}
-		if m["msg"] == msg {
-			out = append(out, m)
-		}
-	}
-	return out
-}
-
 func TestOneLogLinePerRequest(t *testing.T) {
-	b := &book{}
+	b := &logtest.Book{}
 	answered := make(chan struct{}, 3) // the line is written before this
 	r := start(t, sim.Config{EOSEvery: -1}, engine.Config{}, Config{
 		Log:   slog.New(slog.NewJSONHandler(b, nil)),
@@ -59,19 +28,19 @@ func TestOneLogLinePerRequest(t *testing.T) {
 	for range 3 {
 		<-answered
 	}
-	lines := b.lines(t, "request")
+	lines := b.Records(t, "request")
 	if len(lines) != 2 {
-		t.Fatalf("%d lines: %s", len(lines), b.buf.String())
+		t.Fatalf("%d lines: %s", len(lines), b.String())
 	}
 	for _, l := range lines {
 		if l["outcome"] != "ok" || l["prompt_tokens"] != 4.0 || l["completion_tokens"] != 12.0 || l["finish"] != "length" || l["first"] == nil {
 			t.Errorf("%v", l)
 		}
 	}
-	if l := b.lines(t, "request refused"); len(l) != 1 || l[0]["status"] != 400.0 {
+	if l := b.Records(t, "request refused"); len(l) != 1 || l[0]["status"] != 400.0 {
 		t.Errorf("refusals: %v", l)
 	}
-	if l := b.lines(t, "unknown fields ignored"); len(l) != 2 || fmt.Sprint(l[0]["fields"]) != "[tools y]" {
+	if l := b.Records(t, "unknown fields ignored"); len(l) != 2 || fmt.Sprint(l[0]["fields"]) != "[tools y]" {
 		t.Errorf("warnings: %v", l)
 	}
 }

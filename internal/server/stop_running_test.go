@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"tandem/internal/bystander/logtest"
 	"tandem/internal/engine"
 	"tandem/internal/sim"
 )
@@ -17,7 +18,7 @@ import (
 // At the end of a drain every request that still runs is told so: a stream with
 // one error event and the end mark, one without a byte with a status.
 func TestStopTellsEveryRequest(t *testing.T) {
-	b := &book{}
+	b := &logtest.Book{}
 	m, err := sim.New(sim.Config{EOSEvery: -1})
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +64,7 @@ func TestStopTellsEveryRequest(t *testing.T) {
 	close(h.steps)
 	var lines []map[string]any
 	for len(lines) < 4 {
-		lines = b.lines(t, "request")
+		lines = b.Records(t, "request")
 		runtime.Gosched()
 	}
 	for _, l := range lines {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"tandem/internal/bystander/logtest"
 	"tandem/internal/engine"
 	"tandem/internal/kv"
 	"tandem/internal/openai"
@@ -207,7 +208,7 @@ func TestHooksThatPanicChangeNothing(t *testing.T) {
 // A load that failed is told by the connector; of the request there is its one
 // line, which names the class.
 func TestFailedLoadIsOneLineOfTheServer(t *testing.T) {
-	var log book
+	var log logtest.Book
 	answered := make(chan struct{}, 2) // the line is written before this
 	l := newLink()
 	r := start(t, sim.Config{}, engine.Config{Connector: l, Policy: engine.PolicyFail},
@@ -223,8 +224,8 @@ func TestFailedLoadIsOneLineOfTheServer(t *testing.T) {
 	}
 	<-answered
 	<-answered
-	lines := log.lines(t, "request")
-	if len(lines) != 2 || len(log.lines(t, "request failed")) != 0 {
+	lines := log.Records(t, "request")
+	if len(lines) != 2 || len(log.Records(t, "request failed")) != 0 {
 		t.Fatalf("%v", lines)
 	}
 	if !strings.Contains(fmt.Sprint(lines[0]["err"]), "handshake") || lines[1]["load_failure"] != "handshake" || lines[1]["recomputed"] != 39.0 {

@@ -1,7 +1,6 @@
 package telemetry
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -9,11 +8,11 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"tandem/internal/bystander/logtest"
 	"tandem/internal/connector"
 	"tandem/internal/engine"
 	"tandem/internal/kv"
@@ -196,7 +195,7 @@ func TestIntervalLineOfVLLM(t *testing.T) {
 func TestIntervalLineComesWhenSomethingHappened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := engineMetrics()
-		var out lines
+		var out logtest.Book
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
@@ -206,7 +205,7 @@ func TestIntervalLineComesWhenSomethingHappened(t *testing.T) {
 		expect := func(n int, word string) {
 			t.Helper()
 			synctest.Wait()
-			if got := out.all(); len(got) != n || !strings.Contains(strings.Join(got, ""), word) {
+			if got := out.Lines(); len(got) != n || !strings.Contains(strings.Join(got, ""), word) {
 				t.Errorf("after %d lines: %q, want %q", n, got, word)
 			}
 		}
@@ -227,26 +226,4 @@ func TestIntervalLineComesWhenSomethingHappened(t *testing.T) {
 		<-done
 		expect(3, "transfers=2, ")
 	})
-}
-
-// lines is a log that a test reads.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lines) all() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var out []string
-	for s := range strings.Lines(l.b.String()) {
-		out = append(out, s)
-	}
-	return out
 }

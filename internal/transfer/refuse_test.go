@@ -1,37 +1,19 @@
 package transfer
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
+
+	"tandem/internal/bystander/logtest"
 )
 
-// lines is a log that goroutines write to.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 func TestHTTPOnThePeerPortIsToldSo(t *testing.T) {
-	var log lines
+	var log logtest.Book
 	h := startHost(t, HostConfig{Log: slog.New(slog.NewTextHandler(&log, nil))}, nil)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodOptions} {
