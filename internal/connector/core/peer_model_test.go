@@ -20,7 +20,8 @@ type slowPeer struct {
 	failed   int // handshakes in a row
 	lastTry  time.Time
 	lastUse  time.Time
-	wantedAt int // order
+	err      error // of the last handshake
+	wantedAt int   // order
 }
 
 // pause is how long a peer is left alone after so many failed handshakes.
@@ -104,6 +105,7 @@ func (t *slowPeers) handle(event any, now time.Time) (e PeerEffects[*view]) {
 			e.Answers = append(e.Answers, PeerAnswer[*view]{Waiter: w, View: ev.View, Err: ev.Err})
 		}
 		p.waiting, p.shaking, p.lastUse, p.lastTry = nil, false, now, now
+		p.err = ev.Err
 		if p.epoch = 0; ev.Err != nil {
 			p.failed++
 			return e
@@ -172,7 +174,7 @@ func TestPeerTableEqualsTheSlowOne(t *testing.T) {
 				t.Fatalf("%d peers, want %d", len(table.Peers()), len(slow.peers))
 			}
 			for _, p := range table.Peers() {
-				if s := slow.peers[p.Key]; s == nil || s.view != p.View || len(s.waiting) != p.Waiters {
+				if s := slow.peers[p.Key]; s == nil || s.view != p.View || len(s.waiting) != p.Waiters || s.err != p.Err {
 					t.Fatalf("%+v, want %+v", p, s)
 				}
 			}
