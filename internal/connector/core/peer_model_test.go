@@ -174,7 +174,7 @@ func TestPeerTableEqualsTheSlowOne(t *testing.T) {
 				t.Fatalf("%d peers, want %d", len(table.Peers()), len(slow.peers))
 			}
 			for _, p := range table.Peers() {
-				if s := slow.peers[p.Key]; s == nil || s.view != p.View || len(s.waiting) != p.Waiters || s.err != p.Err {
+				if s := slow.peers[p.Key]; s == nil || s.view != p.View || len(s.waiting) != p.Waiters || !errors.Is(p.Err, s.err) {
 					t.Fatalf("%+v, want %+v", p, s)
 				}
 			}
