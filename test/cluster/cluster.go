@@ -23,6 +23,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"tandem/internal/bystander/logtest"
 )
 
 // guard ends a wait for what never comes. It is far beyond what anything takes,
@@ -38,8 +40,7 @@ type Proc struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
 	done  chan struct{}
-	mu    sync.Mutex
-	log   bytes.Buffer
+	log   logtest.Book
 }
 
 var build = sync.OnceValues(func() (string, error) {
@@ -109,7 +110,7 @@ func Start(t testing.TB, name string, args ...string) *Proc {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.cmd.Stdout, p.cmd.Stderr = p, p
+	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -134,19 +135,8 @@ func Start(t testing.TB, name string, args ...string) *Proc {
 	return p
 }
 
-// Write takes what the process prints.
-func (p *Proc) Write(b []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.log.Write(b)
-}
-
 // Log returns what the process has printed.
-func (p *Proc) Log() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.log.String()
-}
+func (p *Proc) Log() string { return p.log.String() }
 
 // Stop ends the process as `tandem up` does and waits for it.
 func (p *Proc) Stop() {

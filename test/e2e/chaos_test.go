@@ -10,30 +10,18 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 
+	"tandem/internal/bystander/logtest"
 	"tandem/internal/fault"
 	"tandem/test/cluster"
 )
 
 // An upProc is a running `tandem up`.
 type upProc struct {
-	mu  sync.Mutex
-	log bytes.Buffer
+	logtest.Book
+
 	url string
-}
-
-func (u *upProc) Write(b []byte) (int, error) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.log.Write(b)
-}
-
-func (u *upProc) text() string {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.log.String()
 }
 
 // startUp runs `tandem up --sim args...` until the test ends.
@@ -48,13 +36,13 @@ func startUp(t *testing.T, args ...string) *upProc {
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(os.Interrupt)
 		if err := cmd.Wait(); err != nil || t.Failed() {
-			t.Logf("up: %v\n%s", err, u.text())
+			t.Logf("up: %v\n%s", err, u.String())
 		}
 	})
-	cluster.Eventually(t, "the cluster to be up", func() bool { return strings.Contains(u.text(), "Stop it:") })
-	m := regexp.MustCompile(`Tandem is ready: (http://\S+)`).FindStringSubmatch(u.text())
+	cluster.Eventually(t, "the cluster to be up", func() bool { return strings.Contains(u.String(), "Stop it:") })
+	m := regexp.MustCompile(`Tandem is ready: (http://\S+)`).FindStringSubmatch(u.String())
 	if m == nil {
-		t.Fatal("no URL:\n", u.text())
+		t.Fatal("no URL:\n", u.String())
 	}
 	u.url = m[1]
 	return u
@@ -130,7 +118,7 @@ func long(name string) string { return name + strings.Repeat(" and so on, word a
 func TestChaosRecipes(t *testing.T) {
 	right := startUp(t)
 	u := startUp(t, "--enable-chaos")
-	if !strings.Contains(u.text(), "Break it:") {
+	if !strings.Contains(u.String(), "Break it:") {
 		t.Error("up does not say how to break it")
 	}
 	for _, r := range []struct {
@@ -147,7 +135,7 @@ func TestChaosRecipes(t *testing.T) {
 		t.Run(r.name, func(t *testing.T) {
 			want := say(t, right.url, r.name, long(r.name))
 			u.chaos(t, append([]string{"set"}, r.set...)...)
-			before := len(u.text())
+			before := len(u.String())
 			got := say(t, u.url, r.name, long(r.name))
 			if got.status != http.StatusOK || got.text != want.text || want.text == "" {
 				t.Errorf("status %d, %q in place of %q", got.status, got.text, want.text)
@@ -160,9 +148,9 @@ func TestChaosRecipes(t *testing.T) {
 				t.Errorf("%v", got.header)
 			}
 			cluster.Eventually(t, "the recovery in D's log", func() bool {
-				return regexp.MustCompile(`(?m)^D1 .*Recovered from KV load failure: 1 request\(s\) rescheduled`).MatchString(u.text()[before:])
+				return regexp.MustCompile(`(?m)^D1 .*Recovered from KV load failure: 1 request\(s\) rescheduled`).MatchString(u.String()[before:])
 			})
-			log := u.text()[before:]
+			log := u.String()[before:]
 			if !regexp.MustCompile(`msg="fault injected" point=(read_piece|handshake) `).MatchString(log) {
 				t.Errorf("no fault in the log:\n%s", log)
 			}
