@@ -162,6 +162,17 @@ func TestDependencyDirections(t *testing.T) {
 	}
 }
 
+// What only tests need is not in the program.
+func TestProgramHoldsNoTestHelpers(t *testing.T) {
+	p, ok := list(t)[module+"/cmd/tandem"]
+	if !ok || !slices.Contains(p.Deps, module+"/internal/engine") {
+		t.Fatal("the program is not listed")
+	}
+	if slices.Contains(p.Deps, "testing") {
+		t.Error("the program depends on package testing")
+	}
+}
+
 // A rule that can match nothing would pass for ever.
 func TestRulesCanFail(t *testing.T) {
 	r := rule{packages: []string{"kv"}, forbidden: []string{"./sched", "time"}}
