@@ -130,10 +130,10 @@ func (c *Connector) Reports() <-chan LoadReport { return c.reports }
 
 // ReturnUnread gives a lease back that this engine will not read. It returns at
 // once; the return is acknowledged, retried within ReturnTimeout and may be lost,
-// in which case the lease ends at its deadline. The context's end does not stop
-// it: a client that left is the usual reason for it. A hand-off that the token
-// does not vouch for is ignored.
-func (c *Connector) ReturnUnread(_ context.Context, h *Handoff) {
+// in which case the lease ends at its deadline. No client's context bounds it: one
+// that left is the usual reason for it. A hand-off that the token does not vouch
+// for is ignored.
+func (c *Connector) ReturnUnread(h *Handoff) {
 	if h == nil || !h.Vouched(c.cfg.Token) || h.Incarnation == c.incarnation {
 		return
 	}

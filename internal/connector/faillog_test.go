@@ -135,7 +135,7 @@ func TestLostReturnsAreSummedUp(t *testing.T) {
 		})
 		for i := range 30 {
 			h, _ := p.grant(t, prompt(16, i), 60)
-			d.ReturnUnread(t.Context(), h)
+			d.ReturnUnread(h)
 		}
 		<-time.After(d.cfg.ReturnTimeout)
 		synctest.Wait()

@@ -293,7 +293,7 @@ func TestNothingIsDialledThatTheMACDidNotVouchFor(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		d.Track(&bad)
-		d.ReturnUnread(context.Background(), &bad)
+		d.ReturnUnread(&bad)
 		if r := d.load(t, "r", &bad, tokens, d.blocksFor(32, 7)); !errors.Is(error(r.Err), ErrMAC) {
 			t.Errorf("%s: %+v", name, r)
 		}

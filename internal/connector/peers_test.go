@@ -56,7 +56,7 @@ func slowAt(t *testing.T, stage Kind) {
 	unread, _ := slow.grant(t, tokens, 11)
 	d.Track(waiting)
 	d.Load(LoadSpec{ID: "slow", Handoff: loaded, Prompt: tokens, Local: d.blocksFor(32, 63), ToTile: 2})
-	d.ReturnUnread(t.Context(), unread)
+	d.ReturnUnread(unread)
 	// One that waits for longer than its lease lasts without renewals.
 	kept, _ := p.grant(t, tokens, 61)
 	d.Track(kept)

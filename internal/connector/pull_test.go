@@ -37,7 +37,7 @@ func TestEveryBlockSizeReadsEveryOther(t *testing.T) {
 					db := d.blocksFor(n, 19)
 					tiles := core.TilesOf(h.Offers(tokens))
 					if tiles == 0 {
-						d.ReturnUnread(context.Background(), h)
+						d.ReturnUnread(h)
 					} else {
 						r := d.load(t, "r", h, tokens, db)
 						if r.Err != nil || r.Valid != tiles || len(r.Invalid) != 0 {

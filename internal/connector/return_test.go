@@ -45,7 +45,7 @@ func TestReturnIsTriedUntilItIsAcknowledged(t *testing.T) {
 			var pb []kv.BlockID
 			h, pb = p.grant(t, prompt(40, 1), 15)
 			began := time.Now()
-			d.ReturnUnread(t.Context(), h)
+			d.ReturnUnread(h)
 			if got := p.freedBlocks(t); !slices.Equal(got, pb) {
 				t.Fatalf("%s: freed %v, want %v", c.name, got, pb)
 			}

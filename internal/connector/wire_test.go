@@ -84,7 +84,7 @@ func roundTrip(t *testing.T, p, d *testEngine, n int, path string) {
 	d.Track(h)
 	db := d.blocksFor(n, 19)
 	if tiles := core.TilesOf(h.Offers(tokens)); tiles == 0 {
-		d.ReturnUnread(t.Context(), h)
+		d.ReturnUnread(h)
 	} else {
 		r := d.load(t, "r", h, tokens, db)
 		if r.Err != nil || r.Valid != tiles || r.Path != path {

@@ -26,7 +26,7 @@ func (e *Engine) carry(now time.Time) {
 		case doUntrack:
 			e.cfg.Connector.Untrack(f.g.req.Handoff)
 		case doReturn:
-			e.giveBack(f.g.req.Handoff)
+			e.cfg.Connector.ReturnUnread(f.g.req.Handoff)
 		case doDone:
 			e.finished(f.g, f.err, now)
 		}
@@ -114,7 +114,7 @@ func (e *Engine) shut(cause error) {
 			g.tracked = false
 			e.core.groups[g] = struct{}{}
 			if g.req.Handoff != nil {
-				e.giveBack(g.req.Handoff)
+				e.cfg.Connector.ReturnUnread(g.req.Handoff)
 			}
 		} else if in[i].kind == evAbort {
 			e.revoke(in[i].stream)

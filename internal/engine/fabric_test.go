@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"runtime"
@@ -124,7 +123,7 @@ func (l *link) Revoke(h *connector.Handoff) {
 	}
 }
 
-func (l *link) ReturnUnread(_ context.Context, h *connector.Handoff) {
+func (l *link) ReturnUnread(h *connector.Handoff) {
 	l.mu.Lock()
 	l.returned++
 	l.mu.Unlock()

@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"context"
-
 	"tandem/internal/connector"
 	"tandem/internal/kv"
 )
@@ -33,7 +31,7 @@ type Connector interface {
 	Revoke(h *connector.Handoff)
 
 	// ReturnUnread gives back the lease of a hand-off that is not read.
-	ReturnUnread(ctx context.Context, h *connector.Handoff)
+	ReturnUnread(h *connector.Handoff)
 }
 
 var _ Connector = (*connector.Connector)(nil)

@@ -133,7 +133,7 @@ func (e *Engine) Submit(ctx context.Context, r Request) (*Stream, error) {
 	}
 	s, err := e.submit(r)
 	if err != nil && h != nil && e.cfg.Connector != nil {
-		e.giveBack(h)
+		e.cfg.Connector.ReturnUnread(h)
 	}
 	return s, err
 }
@@ -188,11 +188,6 @@ func (e *Engine) leave(n int) {
 	}
 	e.idle = nil
 	e.mu.Unlock()
-}
-
-// giveBack returns a hand-off unread. The connector does it beside the caller.
-func (e *Engine) giveBack(h *connector.Handoff) {
-	e.cfg.Connector.ReturnUnread(context.Background(), h)
 }
 
 // post tells the loop; a stopped loop has no requests left to tell of.
@@ -386,7 +381,7 @@ func (e *Engine) event(ev *event, now time.Time) {
 		if err := e.core.submit(g, now); err != nil {
 			e.core.fail(g, fmt.Errorf("engine: admitting %s: %w", g.id, err))
 			if g.req.Handoff != nil {
-				e.giveBack(g.req.Handoff)
+				e.cfg.Connector.ReturnUnread(g.req.Handoff)
 			}
 		}
 	case evAbort:

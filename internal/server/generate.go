@@ -100,12 +100,12 @@ func (c *call) admit(raw []byte, prepare func(c *call, raw []byte) error) error 
 		params, err = connector.ParseParams(c.common.KVTransferParams)
 	}
 	if err != nil {
-		c.s.giveBack(c.q.Context(), raw)
+		c.s.giveBack(raw)
 		return err
 	}
 	policy, err := c.policy()
 	if err != nil {
-		c.s.giveBack(c.q.Context(), raw)
+		c.s.giveBack(raw)
 		return err
 	}
 	if n := len(c.common.Ignored); n > 0 {
@@ -129,8 +129,7 @@ func (c *call) admit(raw []byte, prepare func(c *call, raw []byte) error) error 
 }
 
 // giveBack returns the hand-off of a body that is refused, when it has one.
-// The return outlives the client; the connector bounds it.
-func (s *Server) giveBack(ctx context.Context, raw []byte) {
+func (s *Server) giveBack(raw []byte) {
 	if s.cfg.Connector == nil {
 		return
 	}
@@ -143,7 +142,7 @@ func (s *Server) giveBack(ctx context.Context, raw []byte) {
 		return
 	}
 	if p, err := connector.ParseParams(v); err == nil && p.Handoff != nil {
-		s.cfg.Connector.ReturnUnread(context.WithoutCancel(ctx), p.Handoff)
+		s.cfg.Connector.ReturnUnread(p.Handoff)
 	}
 }
 

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -76,7 +75,7 @@ func (l *link) Revoke(*connector.Handoff) {
 	defer l.mu.Unlock()
 	l.revoked++
 }
-func (l *link) ReturnUnread(_ context.Context, h *connector.Handoff) {
+func (l *link) ReturnUnread(h *connector.Handoff) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h.Vouched(l.token) {

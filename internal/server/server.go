@@ -34,7 +34,7 @@ type Engine interface {
 // A Connector is what the server uses of a *connector.Connector: leases that
 // end although no request ran.
 type Connector interface {
-	ReturnUnread(ctx context.Context, h *connector.Handoff)
+	ReturnUnread(h *connector.Handoff)
 	ReleaseByHandoff(raw []byte) error
 }
 

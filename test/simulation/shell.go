@@ -1,7 +1,6 @@
 package simulation
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"slices"
@@ -226,7 +225,7 @@ type giving struct {
 }
 
 // ReturnUnread implements engine.Connector.
-func (s *shell) ReturnUnread(_ context.Context, h *connector.Handoff) {
+func (s *shell) ReturnUnread(h *connector.Handoff) {
 	s.Untrack(h)
 	s.giveBack(h)
 }
