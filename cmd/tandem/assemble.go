@@ -63,7 +63,7 @@ func assemble(o *serveOptions, m *loaded, transfer transferConfig, log *slog.Log
 		sc.Log = slog.New(aboveInfo{log.Handler()})
 	}
 	if o.chaos {
-		s.chaos = fault.New(fault.WithLog(log), fault.WithKill(killSelf))
+		s.chaos = fault.New(fault.Config{Log: log, Kill: killSelf})
 	}
 	if !o.noConnector {
 		if s.connector, err = s.openConnector(transfer, info, arenas, metrics.Connector); err != nil {

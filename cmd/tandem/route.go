@@ -47,7 +47,7 @@ func routeCommand() *cobra.Command {
 			cfg.Metrics, cfg.MetricsHandler = telemetry.Router(version)
 			var in *fault.Injector
 			if chaos {
-				in = fault.New(fault.WithLog(log))
+				in = fault.New(fault.Config{Log: log})
 				cfg.Decorate = func(rt http.RoundTripper) http.RoundTripper { return fault.Transport(rt, in) }
 			}
 			r, err := router.New(cfg)

@@ -9,7 +9,7 @@ import (
 )
 
 func TestAdmin(t *testing.T) {
-	in := New()
+	in := New(Config{})
 	const key = "a-key"
 	h := Admin(in, key)
 	call := func(method, path, body, auth string) (int, string, http.Header) {

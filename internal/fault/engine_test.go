@@ -56,7 +56,7 @@ func newEngine(t *testing.T, name string, opts ...func(*connector.Config)) *engi
 	e := &engine{
 		t: t, arena: arena, fired: make(chan struct{}, 4096), killed: make(chan struct{}, 16), lost: make(chan struct{}, 16),
 	}
-	e.in = New(WithLog(slog.New(signal{e.fired})), WithKill(func() { e.killed <- struct{}{} }))
+	e.in = New(Config{Log: slog.New(signal{e.fired}), Kill: func() { e.killed <- struct{}{} }})
 	cfg := connector.Config{
 		EngineID: kv.EngineID(name), Role: connector.Both, Arenas: []*kv.Arena{arena}, Token: []byte("0123456789abcdef-cluster"),
 		Fingerprint: []connector.Factor{{Name: "model", Value: "tiny"}}, Listen: "127.0.0.1:0",

@@ -9,8 +9,7 @@ import (
 // An Injector decides which calls are hit. It is safe for concurrent use: a
 // decision is the plan's, and the mutex only orders the calls that it numbers.
 type Injector struct {
-	log  *slog.Logger
-	kill func()
+	cfg Config
 
 	mu       sync.Mutex
 	mode     Mode
@@ -39,23 +38,19 @@ type call struct {
 	n     uint64
 }
 
-// An Option changes a new Injector.
-type Option func(*Injector)
-
-// WithLog makes the injector write a line for each fault.
-func WithLog(l *slog.Logger) Option { return func(i *Injector) { i.log = l } }
-
-// WithKill sets what action kill calls. Without it the process only falls
-// silent.
-func WithKill(f func()) Option { return func(i *Injector) { i.kill = f } }
+// A Config says what an Injector has beside its plan.
+type Config struct {
+	Log  *slog.Logger // a line for each fault; nil: none
+	Kill func()       // action kill; nil: the process only falls silent
+}
 
 // New returns an Injector that is off.
-func New(opts ...Option) *Injector {
-	i := &Injector{mode: ModeOff, log: slog.New(slog.DiscardHandler)}
-	i.clear()
-	for _, o := range opts {
-		o(i)
+func New(cfg Config) *Injector {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	i := &Injector{cfg: cfg, mode: ModeOff}
+	i.clear()
 	return i
 }
 
@@ -150,7 +145,7 @@ func (i *Injector) decide(p Point, sub Subject) (f Fault, changed <-chan struct{
 				attrs = append(attrs, a[0], a[1])
 			}
 		}
-		i.log.Warn("fault injected", attrs...)
+		i.cfg.Log.Warn("fault injected", attrs...)
 	}
 	return f, changed, ok
 }

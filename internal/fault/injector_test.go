@@ -49,7 +49,7 @@ func run(i *Injector, steps []step) []Event {
 }
 
 func set(t interface{ Fatal(...any) }, p Plan) *Injector {
-	i := New()
+	i := New(Config{})
 	if err := i.Set(p); err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +246,7 @@ func TestReplayRepeats(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again := New()
+		again := New(Config{})
 		if err := again.Replay(events); err != nil {
 			t.Fatal(err)
 		}
@@ -284,7 +284,7 @@ func TestRecordsAreChecked(t *testing.T) {
 	if _, err := ReadEvents(failing{broken}); !errors.Is(err, broken) {
 		t.Error(err)
 	}
-	if err := New().Replay(make([]Event, MaxEvents+1)); err == nil {
+	if err := New(Config{}).Replay(make([]Event, MaxEvents+1)); err == nil {
 		t.Error("a record of any length is taken")
 	}
 }
@@ -294,7 +294,7 @@ type failing struct{ err error }
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
 func TestSetStartsAnewAndOffKeepsTheCounts(t *testing.T) {
-	i := New()
+	i := New(Config{})
 	if _, ok := i.Decide(Claim, Subject{}); ok || i.Status().Mode != ModeOff || len(i.Status().Calls) != 0 {
 		t.Fatal("a new injector is not off")
 	}
@@ -348,7 +348,7 @@ func TestRecordIsBounded(t *testing.T) {
 
 func TestEachFaultIsLogged(t *testing.T) {
 	var out bytes.Buffer
-	i := New(WithLog(slog.New(slog.NewTextHandler(&out, nil))))
+	i := New(Config{Log: slog.New(slog.NewTextHandler(&out, nil))})
 	if err := i.Set(Plan{Faults: []Fault{{Point: Claim, Action: Error, Class: "gone", When: When{Nth: []uint64{2}}}}}); err != nil {
 		t.Fatal(err)
 	}

@@ -51,8 +51,8 @@ func (n *network) process(ctx context.Context) error {
 	switch {
 	case f.Action == Delay:
 		now.until = time.Now().Add(time.Duration(f.Delay))
-	case f.Action == Kill && n.in.kill != nil:
-		n.in.kill()
+	case f.Action == Kill && n.in.cfg.Kill != nil:
+		n.in.cfg.Kill()
 	}
 	n.mu.Lock()
 	n.frozen = now

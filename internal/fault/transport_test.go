@@ -23,7 +23,7 @@ func web(t *testing.T, faults ...Fault) (client *http.Client, url string, in *In
 		_, _ = io.WriteString(w, text)
 	}))
 	t.Cleanup(s.Close)
-	in = New()
+	in = New(Config{})
 	if err := in.Set(Plan{Faults: faults}); err != nil {
 		t.Fatal(err)
 	}
@@ -83,10 +83,10 @@ func TestCellsOfALeg(t *testing.T) {
 			defer cancel()
 			fired := make(chan struct{}, 1)
 			if c.held {
-				WithLog(newSignal(fired))(in)
+				in.cfg.Log = newSignal(fired)
 				go func() { <-fired; cancel() }()
 			} else {
-				WithLog(newSignal(make(chan struct{}, 1)))(in)
+				in.cfg.Log = newSignal(make(chan struct{}, 1))
 			}
 			status, body, err := post(ctx, t, client, url)
 			if c.status == 500 || c.status == 429 {
@@ -126,7 +126,7 @@ func TestChangesLetLegsGo(t *testing.T) {
 	} {
 		client, url, in, _, _ := web(t, f)
 		fired := make(chan struct{}, 1)
-		WithLog(newSignal(fired))(in)
+		in.cfg.Log = newSignal(fired)
 		go func() { <-fired; in.Off() }()
 		status, body, err := post(t.Context(), t, client, url)
 		lost := f.Action == Blackhole || f.Action == Drop

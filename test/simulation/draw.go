@@ -98,7 +98,7 @@ const (
 func (r *Runner) build(seed uint64, opt Options, cover *Coverage) *world {
 	w := &world{
 		seed: seed, opt: opt, ref: r.ref, models: r.models, cover: cover, trace: opt.Trace,
-		net: stream(seed, forNet), http: fault.New(),
+		net: stream(seed, forNet), http: fault.New(fault.Config{}),
 	}
 	d := stream(seed, forWorld)
 	w.mapped = d.IntN(2) == 0
@@ -135,7 +135,7 @@ func (r *Runner) build(seed uint64, opt Options, cover *Coverage) *world {
 		blocks := (longest+g.bt-1)/g.bt + d.IntN(max(2, room/g.bt))
 		n := &node{
 			w: w, name: role.name, addr: fmt.Sprintf("10.0.0.%d:7000", i+1), index: i, role: role.role,
-			model: modelConfig(g.tp, g.bt, blocks), lease: lease, faults: fault.New(),
+			model: modelConfig(g.tp, g.bt, blocks), lease: lease, faults: fault.New(fault.Config{}),
 			config: engine.Config{
 				ID: kv.EngineID(role.name), MaxBatchedTokens: 16 << d.IntN(4), MaxSeqs: 2 + d.IntN(8), MaxRequests: most,
 				MaxOutputs: []int{4, 1024, 1024}[d.IntN(3)], Priority: d.IntN(3) == 0, Policy: policy, Seed: seed | 1, NoPrefixCache: d.IntN(8) == 0,
