@@ -57,7 +57,7 @@ func assemble(o *serveOptions, m *loaded, transfer transferConfig, log *slog.Log
 	}
 	sc := server.Config{
 		Tokenizer: m.tokenizer, Template: m.template, ModelNames: names, Version: version, Info: s.info,
-		Metrics: metrics.Handler, APIKey: o.apiKey, AllowRequestPolicy: o.ownPolicy, Hooks: metrics.Server, Log: log,
+		MetricsHandler: metrics.Handler, APIKey: o.apiKey, AllowRequestPolicy: o.ownPolicy, Metrics: metrics.Server, Log: log,
 	}
 	if o.quiet {
 		sc.Log = slog.New(aboveInfo{log.Handler()})

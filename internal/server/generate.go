@@ -123,7 +123,7 @@ func (c *call) admit(raw []byte, prepare func(c *call, raw []byte) error) error 
 		if j.stream, err = c.s.submit(c.q.Context(), j.req); err != nil {
 			return c.form.blame(err)
 		}
-		c.s.cfg.Hooks.Params(j.req.N, j.req.Params.MaxTokens)
+		c.s.cfg.Metrics.Params(j.req.N, j.req.Params.MaxTokens)
 	}
 	return nil
 }

@@ -205,9 +205,9 @@ func (s *Server) modelInfo(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (s *Server) metrics(w http.ResponseWriter, q *http.Request) {
-	if s.cfg.Metrics == nil {
+	if s.cfg.MetricsHandler == nil {
 		s.fail(w, openai.NewError(http.StatusNotFound, "", "metrics are off"))
 		return
 	}
-	s.cfg.Metrics.ServeHTTP(w, q)
+	s.cfg.MetricsHandler.ServeHTTP(w, q)
 }

@@ -18,8 +18,8 @@ func TestOneLogLinePerRequest(t *testing.T) {
 	b := &logtest.Book{}
 	answered := make(chan struct{}, 3) // the line is written before this
 	r := start(t, sim.Config{EOSEvery: -1}, engine.Config{}, Config{
-		Log:   slog.New(slog.NewJSONHandler(b, nil)),
-		Hooks: Hooks{Request: func(string, string, int, time.Duration) { answered <- struct{}{} }},
+		Log:     slog.New(slog.NewJSONHandler(b, nil)),
+		Metrics: Metrics{Request: func(string, string, int, time.Duration) { answered <- struct{}{} }},
 	})
 	for _, stream := range []string{"false", "true"} {
 		r.do(http.MethodPost, "/v1/completions", []byte(`{"prompt":["ab","cd"],"n":2,"max_tokens":3,"tools":[],"y":1,"stream":`+stream+`}`), "X-Request-Id", "s"+stream)

@@ -59,8 +59,8 @@ type Config struct {
 	// called for each request and may be nil.
 	Info func() map[string]any
 
-	// Metrics answers /metrics; nil: 404.
-	Metrics http.Handler
+	// MetricsHandler answers /metrics; nil: 404.
+	MetricsHandler http.Handler
 
 	// AllowRequestPolicy lets a request say by its header what happens when its
 	// KV load fails. Else the header has no effect, and the answer says so.
@@ -71,13 +71,13 @@ type Config struct {
 	WriteTimeout time.Duration // of each write to a client; 30 s
 	RetryAfter   time.Duration // of 429 and 503; 1 s
 
-	Hooks Hooks
-	Log   *slog.Logger // nil: no logs
+	Metrics Metrics
+	Log     *slog.Logger // nil: no logs
 }
 
-// Hooks receive copies of what happens; nil functions are not called. What a
+// Metrics receives copies of what happens; nil functions are not called. What a
 // function does, its panic included, changes no answer.
-type Hooks struct {
+type Metrics struct {
 	// Request tells of an answered request. Status is StatusClientGone for one
 	// whose client left.
 	Request func(path, method string, status int, d time.Duration)
@@ -87,9 +87,9 @@ type Hooks struct {
 }
 
 // fill makes every function safe to call.
-func (k *Hooks) fill(h *bystander.Hooks) {
-	k.Request = bystander.Safe4(h, k.Request)
-	k.Params = bystander.Safe2(h, k.Params)
+func (m *Metrics) fill(h *bystander.Hooks) {
+	m.Request = bystander.Safe4(h, m.Request)
+	m.Params = bystander.Safe2(h, m.Params)
 }
 
 // A Server answers the HTTP requests of one engine. It is safe for concurrent
@@ -141,7 +141,7 @@ func New(cfg Config) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	cfg.Hooks.fill(bystander.NewHooks("server", cfg.Log))
+	cfg.Metrics.fill(bystander.NewHooks("server", cfg.Log))
 	s := &Server{widest: 1, cfg: cfg, key: sha256.Sum256([]byte(cfg.APIKey)), started: time.Now()}
 	for id := range cfg.Tokenizer.Size() {
 		s.widest = max(s.widest, len(cfg.Tokenizer.Piece(int32(id))))
@@ -209,7 +209,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	default:
 		r.serve(rec, q)
 	}
-	s.cfg.Hooks.Request(label, method(q.Method), max(rec.status, http.StatusOK), time.Since(begun))
+	s.cfg.Metrics.Request(label, method(q.Method), max(rec.status, http.StatusOK), time.Since(begun))
 }
 
 // method returns m when it is a known method: labels of metrics are bounded.

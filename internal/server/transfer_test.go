@@ -168,15 +168,15 @@ func TestAnswersSayWhereTheKVCameFrom(t *testing.T) {
 	}
 }
 
-// Hooks that panic change no answer.
-func TestHooksThatPanicChangeNothing(t *testing.T) {
+// Metrics that panic change no answer.
+func TestMetricsThatPanicChangeNothing(t *testing.T) {
 	var calls atomic.Int64
 	boom := func() {
 		calls.Add(1)
 		panic("metrics")
 	}
 	quiet := start(t, sim.Config{}, engine.Config{}, Config{})
-	r := start(t, sim.Config{}, engine.Config{}, Config{Hooks: Hooks{
+	r := start(t, sim.Config{}, engine.Config{}, Config{Metrics: Metrics{
 		Request: func(string, string, int, time.Duration) { boom() }, Params: func(int, int) { boom() },
 	}})
 	for _, stream := range []string{"false", "true"} {
@@ -214,7 +214,7 @@ func TestFailedLoadIsOneLineOfTheServer(t *testing.T) {
 	r := start(t, sim.Config{}, engine.Config{Connector: l, Policy: engine.PolicyFail},
 		Config{
 			Connector: l, AllowRequestPolicy: true, Log: slog.New(slog.NewJSONHandler(&log, nil)),
-			Hooks: Hooks{Request: func(string, string, int, time.Duration) { answered <- struct{}{} }},
+			Metrics: Metrics{Request: func(string, string, int, time.Duration) { answered <- struct{}{} }},
 		})
 	if a := r.post("/v1/completions", "{"+offer(t, l, 1)+"}"); a.status != 500 {
 		t.Fatalf("%d %s", a.status, a.raw)

@@ -34,7 +34,7 @@ type EngineConfig struct {
 type Engine struct {
 	Engine    engine.Metrics
 	Connector connector.Metrics
-	Server    server.Hooks
+	Server    server.Metrics
 	Handler   http.Handler // of /metrics
 
 	reg      *prometheus.Registry
@@ -263,7 +263,7 @@ func (t *Engine) serverMetrics(cfg EngineConfig) {
 	t.reg.MustRegister(requests)
 	n := t.histogram("vllm:request_params_n", "Choices that a request asked for.", choices)
 	maxTokens := t.histogram("vllm:request_params_max_tokens", "max_tokens of a request that set it.", oneTwoFive(cfg.MaxModelLen))
-	t.Server = server.Hooks{
+	t.Server = server.Metrics{
 		Request: func(path, method string, status int, _ time.Duration) {
 			requests.WithLabelValues(path, method, statusClass(status)).Inc()
 		},
