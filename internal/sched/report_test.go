@@ -146,3 +146,20 @@ func TestOneLostTokenIsAFailure(t *testing.T) {
 		}
 	}
 }
+
+// Verified blocks are hits as soon as the load has ended, before their request
+// gets a place in the batch; a block with a lost tile is none.
+func TestVerifiedBlocksAreHitsAtOnce(t *testing.T) {
+	for lost, want := range map[int]int{0: 0, 2: 2, 9: 4} { // lost tile, indexed blocks
+		w := newWorld(t, pool(16))
+		w.damage = func(Load) []int { return []int{lost} }
+		w.must(Request{ID: "A", Prompt: prompt(1, 65), MaxTokens: 2, External: 65})
+		w.tick()
+		w.step++
+		w.arrive()
+		if st := w.s.Stats(); st.Indexed != want || st.Parked != 1 {
+			t.Fatalf("tile %d lost: %d blocks indexed, want %d (%+v)", lost, st.Indexed, want, st)
+		}
+		w.finish(20)
+	}
+}
