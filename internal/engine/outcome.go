@@ -234,17 +234,20 @@ func (c *core) loaded(rep connector.LoadReport) (missing int) {
 	}
 	res := c.sched.LoadDone(rep.ID, sched.LoadReport{Invalid: rep.Invalid, Fail: policy == PolicyFail})
 	c.untrack(g)
+	err := rep.Err
+	if err != nil { // also when its request has gone: the connector's log and counts have it too
+		c.metrics.LoadFailed(err.Class)
+	}
 	if !res.Found || res.Finished && res.Why == sched.Aborted || res.Missing == 0 {
 		return 0
 	}
-	err := rep.Err
 	if err == nil { // it was cancelled, though not by us: its connector is ending
 		err = &connector.LoadError{
 			Peer: g.req.Handoff.EngineID, Class: connector.ClassRead, Tiles: rep.Invalid, Err: errCut,
 		}
+		c.metrics.LoadFailed(err.Class)
 	}
 	g.usage.Failure = err.Class
-	c.metrics.LoadFailed(err.Class)
 	if !res.Finished {
 		return res.Missing
 	}
