@@ -276,7 +276,9 @@ func (l *load) readLink(ctx context.Context, at int, local, remote []int32) {
 	l.bytes.Add(int64(moved))
 	if good == len(verified) {
 		l.c.cfg.Metrics.Transfer(Transfer{
-			Peer: l.spec.Handoff.EngineID, Bytes: moved, Tiles: good, Pieces: good * k.Strides(l.c.layout, l.view.hello.Heads).Pieces, Duration: time.Since(start), Post: posted, Path: l.path,
+			Peer: l.spec.Handoff.EngineID, Bytes: moved, Tiles: good,
+			Pieces:   good * k.Strides(l.c.layout, l.view.hello.Heads).Pieces,
+			Duration: time.Since(start), Post: posted, Path: l.path,
 		})
 	}
 	l.events <- core.LoadReadEvent{

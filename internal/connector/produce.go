@@ -35,7 +35,7 @@ func (c *Connector) Grant(s LeaseSpec) *Handoff {
 	h.Host, h.Port = hostPort(h.Addr)
 	h.Sign(c.cfg.Token)
 	_, err := c.leases.handle(context.Background(), core.GrantEvent{
-		ID: h.Lease, Request: s.ID, Blocks: h.Blocks, Tokens: h.Tokens, Digest: h.Digest, Epoch: h.Epoch,
+		ID: h.Lease, Blocks: h.Blocks, Tokens: h.Tokens, Digest: h.Digest, Epoch: h.Epoch,
 	})
 	if err != nil {
 		return nil

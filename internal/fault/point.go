@@ -82,10 +82,7 @@ func Actions(p Point) []Action {
 	return nil
 }
 
-// Fits reports whether a makes sense at p.
-func Fits(p Point, a Action) bool { return slices.Contains(Actions(p), a) }
-
-// Cells returns every pair that Fits, in a fixed order.
+// Cells returns every pair that makes sense, in a fixed order.
 func Cells() []Cell {
 	var out []Cell
 	for _, c := range cells {

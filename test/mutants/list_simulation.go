@@ -26,7 +26,7 @@ var simulationMutants = []listed{
 	},
 	{
 		File: leaseFile, In: "test/simulation", Tests: "TestSeeds",
-		Old: "\te.Ended = append(e.Ended, EndedLease{l.id, l.request, l.blocks, why})\n", New: "",
+		Old: "\te.Ended = append(e.Ended, EndedLease{l.id, l.blocks, why})\n", New: "",
 		Why: "the blocks of an ended lease do not come back",
 	},
 	{

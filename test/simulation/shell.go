@@ -115,7 +115,7 @@ func (s *shell) Grant(spec connector.LeaseSpec) *connector.Handoff {
 	binary.BigEndian.PutUint64(h.Lease[:], s.w.leases)
 	h.Sign(token)
 	s.lease(core.GrantEvent{
-		ID: h.Lease, Request: spec.ID, Blocks: h.Blocks, Tokens: h.Tokens, Digest: h.Digest, Epoch: h.Epoch,
+		ID: h.Lease, Blocks: h.Blocks, Tokens: h.Tokens, Digest: h.Digest, Epoch: h.Epoch,
 	})
 	s.w.logf(s.n, "grants lease %s, blocks %v, %d tokens", short(h.Lease), h.Blocks, h.Tokens)
 	return h

@@ -56,7 +56,6 @@ var LeaseMoves = moves.Draw("connector: lease",
 type lease struct {
 	id       LeaseID
 	number   uint64 // in the order of grants
-	request  kv.RequestID
 	blocks   []kv.BlockID
 	tokens   int
 	digest   Digest
@@ -85,12 +84,11 @@ func (l *lease) due() time.Time {
 type (
 	// GrantEvent makes a lease. The table keeps Blocks until the lease ends.
 	GrantEvent struct {
-		ID      LeaseID
-		Request kv.RequestID
-		Blocks  []kv.BlockID
-		Tokens  int
-		Digest  Digest
-		Epoch   kv.Epoch
+		ID     LeaseID
+		Blocks []kv.BlockID
+		Tokens int
+		Digest Digest
+		Epoch  kv.Epoch
 	}
 	// ClaimEvent asks for a claim; Verdict answers.
 	ClaimEvent struct {
@@ -139,10 +137,9 @@ type Running struct {
 
 // An EndedLease gives its blocks back.
 type EndedLease struct {
-	ID      LeaseID
-	Request kv.RequestID
-	Blocks  []kv.BlockID
-	Why     EndReason
+	ID     LeaseID
+	Blocks []kv.BlockID
+	Why    EndReason
 }
 
 // A LeaseTable decides about every lease of an engine. Its zero value is not
@@ -232,7 +229,7 @@ func (t *LeaseTable) move(l *lease, to LeaseState) {
 func (t *LeaseTable) grant(ev GrantEvent, now time.Time) {
 	t.granted++
 	l := &lease{
-		id: ev.ID, number: t.granted, request: ev.Request, blocks: ev.Blocks, tokens: ev.Tokens, digest: ev.Digest,
+		id: ev.ID, number: t.granted, blocks: ev.Blocks, tokens: ev.Tokens, digest: ev.Digest,
 		epoch: ev.Epoch, granted: now, deadline: now.Add(t.limits.Lease),
 	}
 	t.byID[l.id] = l
@@ -381,7 +378,7 @@ func (t *LeaseTable) end(l *lease, why EndReason, e *LeaseEffects) {
 		e.Unclaim = append(e.Unclaim, l.id)
 	}
 	t.move(l, LeaseEnded)
-	e.Ended = append(e.Ended, EndedLease{l.id, l.request, l.blocks, why})
+	e.Ended = append(e.Ended, EndedLease{l.id, l.blocks, why})
 	if len(t.ring) < remembered {
 		t.ring = append(t.ring, l.id)
 	} else {

@@ -53,7 +53,7 @@ func (t *slowTable) finish(l *slowLease, why EndReason, e *LeaseEffects) {
 	}
 	l.claimed, l.claimer = false, CallerID{}
 	if l.over = why; why != 0 {
-		e.Ended = append(e.Ended, EndedLease{l.ID, l.Request, l.Blocks, why})
+		e.Ended = append(e.Ended, EndedLease{l.ID, l.Blocks, why})
 	}
 }
 
@@ -189,7 +189,6 @@ func TestLeaseTableEqualsTheSlowOne(t *testing.T) {
 			case 0, 1:
 				granted++
 				g := grantOf(granted)
-				g.Request = kv.RequestID(fmt.Sprint("r", granted))
 				g.Epoch = kv.Epoch(rapid.SampledFrom([]int{1, 1, 1, 0}).Draw(t, "epoch"))
 				ev = g
 			case 2, 3:
