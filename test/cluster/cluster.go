@@ -121,7 +121,9 @@ func Start(t testing.TB, name string, args ...string) *Proc {
 		close(p.done)
 	}()
 	t.Cleanup(func() {
-		p.Stop()
+		if !p.Stop() {
+			t.Errorf("%s did not end by itself", name)
+		}
 		if t.Failed() {
 			t.Logf("log of %s:\n%s", name, p.Log())
 		}
@@ -138,14 +140,22 @@ func Start(t testing.TB, name string, args ...string) *Proc {
 // Log returns what the process has printed.
 func (p *Proc) Log() string { return p.log.String() }
 
-// Stop ends the process as `tandem up` does and waits for it.
-func (p *Proc) Stop() {
+// Stop ends the process as `tandem up` does, waits for it and reports whether it
+// did end. One that did not is killed, and its log ends with its goroutines.
+func (p *Proc) Stop() (ended bool) {
 	_ = p.stdin.Close()
 	select {
 	case <-p.done:
+		return true
 	case <-time.After(guard):
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGQUIT)
+	select {
+	case <-p.done:
+	case <-time.After(guard / 10):
 		p.Kill()
 	}
+	return false
 }
 
 // Kill ends the process at once.

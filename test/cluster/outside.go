@@ -91,7 +91,7 @@ func (t *outside) Cleanup(f func()) {
 }
 
 // lastOfLog is how much of a text Logf prints, in bytes: its end.
-const lastOfLog = 4000
+const lastOfLog = 16000
 
 // Logf implements testing.TB.
 func (t *outside) Logf(format string, args ...any) {

@@ -99,19 +99,25 @@ func adversary(c *campaign, t testing.TB) error {
 	for i := range c.scale(150, 80) {
 		tasks = append(tasks, func() { a.damaged(i, kindUnsigned) })
 	}
-	for i := range c.scale(70, 15) {
-		tasks = append(tasks, func() { a.replay(i) })
+	used := make([]stale, c.scale(70, 15))
+	for i := range used {
+		tasks = append(tasks, func() { used[i] = a.use(i) })
 	}
 	for i := range c.scale(40, 10) {
 		tasks = append(tasks, func() { a.foreign(i) })
 	}
 	a.mix(tasks)
 
-	// Then the ones whose lease ran out.
-	cluster.Eventually(t, "the leases have run out", func() bool {
-		return f.p.Metric(t, "vllm:nixl_num_kv_expired_reqs_total") >= float64(ran)
+	// Then the ones whose lease ran out, and those whose lease is back since they
+	// were used.
+	cluster.Eventually(t, "the leases have run out, and are back", func() bool {
+		b, err := read(f.p)
+		return err == nil && b.Leases == 0 && f.p.Metric(t, "vllm:nixl_num_kv_expired_reqs_total") >= float64(ran)
 	})
 	tasks = nil
+	for i, s := range used {
+		tasks = append(tasks, func() { a.stale(i, kindReplayed, s) })
+	}
 	for i, s := range old[:ran/2] {
 		tasks = append(tasks, func() { a.stale(i, kindExpired, s) })
 	}
@@ -365,22 +371,21 @@ func (a *attack) damaged(i int, kind string) {
 	}
 }
 
-// replay uses a hand-off twice. The lease of the first use is on its way back, or
-// back.
-func (a *attack) replay(i int) {
-	prompt := a.prompt(40 + a.intn(60))
-	params, err := a.handoff(a.p, prompt)
+// use reads with a new hand-off and returns it.
+func (a *attack) use(i int) stale {
+	s := stale{prompt: a.prompt(40 + a.intn(60))}
+	params, err := a.handoff(a.p, s.prompt)
+	s.params = params
 	if err == nil {
-		rep := a.c.send(ask{url: a.d[i%2].URL, prompt: prompt, tokens: output, params: params})
-		if rep.status != http.StatusOK || rep.kv.Loaded != len(prompt)-1 {
+		rep := a.c.send(ask{url: a.d[i%2].URL, prompt: s.prompt, tokens: output, params: params})
+		if rep.status != http.StatusOK || rep.kv.Loaded != len(s.prompt)-1 {
 			err = fmt.Errorf("first use: %s", &rep)
 		}
 	}
 	if err != nil {
 		a.line(kindReplayed).do(func(r *row) { r.wrong("%v", err) })
-		return
 	}
-	a.bad(i, kindReplayed, "second use", prompt, params, []string{"gone", "refused"}, -1)
+	return s
 }
 
 // foreign uses a hand-off for another prompt of the same length.
