@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"maps"
 	"math"
 	"net/http"
 	"strconv"
@@ -96,14 +97,14 @@ func NewEngine(cfg EngineConfig) *Engine {
 }
 
 func (t *Engine) constant(name, help string, labels prometheus.Labels) {
-	all := prometheus.Labels{}
-	for k, v := range t.labels {
-		all[k] = v
-	}
-	for k, v := range labels {
-		all[k] = v
-	}
-	t.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: all}, func() float64 { return 1 }))
+	t.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: t.with(labels)}, func() float64 { return 1 }))
+}
+
+// with returns the labels of t and more.
+func (t *Engine) with(more prometheus.Labels) prometheus.Labels {
+	all := maps.Clone(t.labels)
+	maps.Copy(all, more)
+	return all
 }
 
 func (t *Engine) counter(name, help string) prometheus.Counter {
@@ -280,14 +281,7 @@ func (t *Engine) serverMetrics(cfg EngineConfig) {
 // not nil. Call it once, after the engine exists.
 func (t *Engine) Watch(status func() engine.Status, leases func() connector.LeaseStats) {
 	gauge := func(name, help string, labels prometheus.Labels, f func(engine.Status) float64) {
-		all := prometheus.Labels{}
-		for k, v := range t.labels {
-			all[k] = v
-		}
-		for k, v := range labels {
-			all[k] = v
-		}
-		t.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: all},
+		t.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: t.with(labels)},
 			func() float64 { return f(status()) }))
 	}
 	const byReason = "vllm:num_requests_waiting_by_reason"
