@@ -209,7 +209,7 @@ func (b *bench) tryEdit(ctx context.Context, t target, src string, e edit) verdi
 }
 
 // arguedPage holds the arguments for mutants that live.
-const arguedPage = "docs/failure-model.md"
+const arguedPage = "docs/mutants.md"
 
 var arguedLine = regexp.MustCompile("^- `([^`]+)`: `([^`]+)` as `([^`]*)`: (.+)$")
 

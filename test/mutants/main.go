@@ -110,11 +110,11 @@ type survivor struct {
 	Rule   string `json:"rule"`
 	Old    string `json:"old"` // the line, trimmed
 	New    string `json:"new"`
-	Argued string `json:"argued,omitempty"` // why it may live, as docs/failure-model.md has it
+	Argued string `json:"argued,omitempty"` // why it may live, as docs/mutants.md has it
 }
 
 // runGenerated makes mutants and prints those that live. It fails when one does
-// that docs/failure-model.md does not speak of.
+// that docs/mutants.md does not speak of.
 func runGenerated(ctx context.Context, out, log io.Writer, only []string, workers int) error {
 	b, err := newBench(ctx)
 	if err != nil {

@@ -74,6 +74,9 @@ func TestArguedMutantsAreMade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if len(argued) == 0 {
+		t.Errorf("%s has no line that is read", arguedPage)
+	}
 	for _, target := range targets {
 		src, err := b.read(target.File)
 		if err != nil {
