@@ -163,3 +163,45 @@ func TestVerifiedBlocksAreHitsAtOnce(t *testing.T) {
 		w.finish(20)
 	}
 }
+
+// A tile that is full is sealed in the step that fills it and in no other.
+func TestEachFullTileIsSealedOnce(t *testing.T) {
+	for _, lease := range []bool{false, true} {
+		w := newWorld(t, pool(16))
+		w.s.cfg.MaxBatchedTokens = 24
+		c := w.must(Request{ID: "A", Prompt: prompt(1, 100), MaxTokens: 30, Lease: lease})
+		next := 0
+		for !c.over {
+			p := w.s.Plan()
+			q := p.Batch.Seqs[0]
+			for _, f := range w.s.Apply(w.compute(p)) {
+				w.ended(f)
+			}
+			if q.SealTo == 0 {
+				continue
+			}
+			if q.SealFrom != next {
+				t.Fatalf("lease %t: seals tiles %d to %d, %d are sealed", lease, q.SealFrom, q.SealTo, next)
+			}
+			if next = q.SealTo; q.SealFilled < kv.TileTokens {
+				next--
+			}
+		}
+		if next != 8 { // 129 tokens have KV
+			t.Fatalf("lease %t: %d tiles are sealed", lease, next)
+		}
+		w.finish(20)
+	}
+}
+
+func TestApplyWantsAResultForEachItem(t *testing.T) {
+	w := newWorld(t, pool(8))
+	w.must(Request{ID: "A", Prompt: prompt(1, 10), MaxTokens: 2})
+	w.s.Plan()
+	defer func() {
+		if recover() == nil {
+			t.Error("no result for an item, and no panic")
+		}
+	}()
+	w.s.Apply(nil)
+}
