@@ -73,7 +73,7 @@ func announce(fd int, ln net.Listener) error {
 func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger, grace time.Duration, drain func(context.Context), stop func()) error {
 	var silent silentConns
 	srv := &http.Server{
-		Handler: h, ConnState: silent.note, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		Handler: h, ConnState: silent.note, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: requestTime, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	done := make(chan error, 1)
@@ -103,6 +103,10 @@ func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.L
 	}
 	return err
 }
+
+// requestTime is the longest time that a client may take to send a request, its
+// body included. Answers may take longer.
+const requestTime = time.Minute
 
 // tellGrace is what clients have to take the last words of a server that stops.
 const tellGrace = time.Second
