@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -48,14 +49,20 @@ type chaosOptions struct {
 }
 
 // A chaosTarget is a process that faults can be injected into.
-type chaosTarget struct{ name, role, url string }
+type chaosTarget struct {
+	name, url string
+	sides     []fault.Side
+}
 
 func chaosCommand() *cobra.Command {
 	var o chaosOptions
 	cmd := &cobra.Command{
 		Use: "chaos", Short: "Break a running cluster on purpose",
 		Long: "Break a running cluster on purpose. Its processes must have been started with --enable-chaos.\n\n" +
-			"Points and the actions that make sense there:\n" + chaosCells(),
+			"Points, who meets them (D decode engines, P prefill engines), and the actions that make sense there:\n" + chaosCells() +
+			"\nprocess kill ends a cluster of tandem up, which stops when one of its processes ends; use it with serve and route.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	f := cmd.PersistentFlags()
 	f.StringVar(&o.url, "url", "http://127.0.0.1:8000", "URL of a router, or of one engine")
@@ -65,10 +72,12 @@ func chaosCommand() *cobra.Command {
 	return cmd
 }
 
+var sideLetters = map[fault.Side]string{fault.SideDecode: "D", fault.SidePrefill: "P", fault.SideRouter: "router"}
+
 func chaosCells() string {
 	var b strings.Builder
 	for _, p := range fault.Points() {
-		fmt.Fprintf(&b, "  %-10s", p)
+		fmt.Fprintf(&b, "  %-10s %-6s", p, sideLetters[p.Side()])
 		for _, a := range fault.Actions(p) {
 			fmt.Fprintf(&b, " %s", a)
 		}
@@ -85,7 +94,7 @@ type faultFlags struct {
 	action      string
 	class       string
 	delay       time.Duration
-	nth         []uint
+	nth         []string
 	probability float64
 }
 
@@ -97,7 +106,7 @@ func (p *faultFlags) flags(f *pflag.FlagSet) {
 	f.Int64Var(&p.fault.Bytes, "bytes", 0, "of a stall, a cut or a failing read: bytes that arrive before")
 	f.DurationVar(&p.delay, "delay", 0, "of a delay: how long")
 	f.IntVar(&p.fault.Every, "every", 0, "hit each so many tiles of a read in place of one")
-	f.UintSliceVar(&p.nth, "nth", nil, "numbers of the calls that are hit, from 1")
+	f.StringSliceVar(&p.nth, "nth", nil, "numbers of the calls that are hit, from 1")
 	f.Float64Var(&p.probability, "probability", 0, "part of the calls that are hit")
 	f.Uint64Var(&p.seed, "seed", 0, "source of what is drawn")
 	f.StringVar(&p.fault.When.Pattern, "pattern", "", "calls that pass and are hit, again and again, such as OOOX")
@@ -106,38 +115,34 @@ func (p *faultFlags) flags(f *pflag.FlagSet) {
 	f.StringVar(&p.fault.When.Peer, "peer", "", "only calls to these host:port, with * and ?")
 }
 
-// plan returns what the flags say.
-func (p *faultFlags) plan() fault.Plan {
+// plan returns what the flags say; given tells which were set.
+func (p *faultFlags) plan(given func(name string) bool) (fault.Plan, error) {
+	if given("probability") && p.probability == 0 {
+		return fault.Plan{}, errors.New("chaos set: --probability 0 hits nothing; `tandem chaos off` ends faults")
+	}
 	f := p.fault
 	f.Point, f.Action, f.Class = fault.Point(p.point), fault.Action(p.action), connector.LoadClass(p.class)
 	f.Delay, f.When.Probability = fault.Duration(p.delay), p.probability
-	for _, n := range p.nth {
-		f.When.Nth = append(f.When.Nth, uint64(n))
+	for _, text := range p.nth {
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil || n == 0 {
+			return fault.Plan{}, fmt.Errorf("chaos set: --nth %s: want numbers of calls, from 1, such as 1,3", text)
+		}
+		f.When.Nth = append(f.When.Nth, n)
 	}
-	return fault.Plan{Seed: p.seed, Faults: []fault.Fault{f}}
+	return fault.Plan{Seed: p.seed, Faults: []fault.Fault{f}}, nil
 }
 
 func chaosSet(o *chaosOptions) *cobra.Command {
 	var p faultFlags
 	cmd := &cobra.Command{
 		Use: "set [PLAN.json | -]", Short: "Set a plan, from a file or from flags", Args: cobra.MaximumNArgs(1),
-		Example: "  tandem chaos set --on D1 --point handshake --action error --nth 1\n" +
+		Example: "  tandem chaos set --on D1 --point read_piece --action cut --bytes 500000 --nth 1\n" +
 			`  echo '{"faults":[{"point":"claim","action":"drop","when":{"pattern":"OOX"}}]}' | tandem chaos set -`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			plan := p.plan()
-			if len(args) == 1 {
-				if p.point != "" || p.action != "" {
-					return errors.New("chaos set: give a plan or flags, not both")
-				}
-				raw, err := readInput(args[0], cmd.InOrStdin(), fault.MaxPlan)
-				if err != nil {
-					return fmt.Errorf("chaos set: %w", err)
-				}
-				if plan, err = fault.ParsePlan(raw); err != nil {
-					return err
-				}
-			} else if p.point == "" || p.action == "" {
-				return errors.New("chaos set: want a plan, - for standard input, or --point and --action")
+			plan, err := p.read(cmd, args)
+			if err != nil {
+				return err
 			}
 			if err := plan.Check(); err != nil {
 				return err
@@ -146,11 +151,59 @@ func chaosSet(o *chaosOptions) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return o.each(cmd.Context(), cmd.OutOrStdout(), http.MethodPut, fault.AdminPath, raw)
+			targets, err := o.targets(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if err := meet(plan, targets); err != nil {
+				return err
+			}
+			return o.each(cmd.Context(), cmd.OutOrStdout(), targets, http.MethodPut, fault.AdminPath, raw)
 		},
 	}
 	p.flags(cmd.Flags())
 	return cmd
+}
+
+// read returns the plan that the command line gives, as a file or by flags.
+func (p *faultFlags) read(cmd *cobra.Command, args []string) (fault.Plan, error) {
+	switch {
+	case len(args) == 1 && (p.point != "" || p.action != ""):
+		return fault.Plan{}, errors.New("chaos set: give a plan or flags, not both")
+	case len(args) == 1:
+		raw, err := readInput(args[0], cmd.InOrStdin(), fault.MaxPlan)
+		if err != nil {
+			return fault.Plan{}, fmt.Errorf("chaos set: %w", err)
+		}
+		return fault.ParsePlan(raw)
+	case p.point == "" || p.action == "":
+		return fault.Plan{}, errors.New("chaos set: want a plan, - for standard input, or --point and --action")
+	}
+	return p.plan(cmd.Flags().Changed)
+}
+
+func names(targets []chaosTarget) string {
+	out := make([]string, len(targets))
+	for i, t := range targets {
+		out[i] = t.name
+	}
+	return strings.Join(out, ", ")
+}
+
+// meet refuses a fault that none of the chosen processes can ever meet.
+func meet(plan fault.Plan, targets []chaosTarget) error {
+	for i, f := range plan.Faults {
+		side := f.Point.Side()
+		if slices.ContainsFunc(targets, func(t chaosTarget) bool { return slices.Contains(t.sides, side) }) {
+			continue
+		}
+		where := "the router"
+		if side != fault.SideRouter {
+			where = string(side) + " engines"
+		}
+		return fmt.Errorf("chaos set: faults[%d]: %s happens on %s, not on %s; use --on %s with the router's --url", i, f.Point, where, names(targets), side)
+	}
+	return nil
 }
 
 func readInput(name string, in io.Reader, limit int64) ([]byte, error) {
@@ -169,7 +222,7 @@ func chaosStatus(o *chaosOptions) *cobra.Command {
 	return &cobra.Command{
 		Use: "status", Short: "Show plans and what they did", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.each(cmd.Context(), cmd.OutOrStdout(), http.MethodGet, fault.AdminPath, nil)
+			return o.all(cmd, http.MethodGet, fault.AdminPath, nil)
 		},
 	}
 }
@@ -178,7 +231,7 @@ func chaosOff(o *chaosOptions) *cobra.Command {
 	return &cobra.Command{
 		Use: "off", Short: "End all faults", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.each(cmd.Context(), cmd.OutOrStdout(), http.MethodDelete, fault.AdminPath, nil)
+			return o.all(cmd, http.MethodDelete, fault.AdminPath, nil)
 		},
 	}
 }
@@ -222,19 +275,24 @@ func chaosReplay(o *chaosOptions) *cobra.Command {
 			if _, err := fault.ReadEvents(bytes.NewReader(raw)); err != nil {
 				return err
 			}
-			return o.each(cmd.Context(), cmd.OutOrStdout(), http.MethodPut, fault.AdminPath+"/replay", raw)
+			return o.all(cmd, http.MethodPut, fault.AdminPath+"/replay", raw)
 		},
 	}
 }
 
-// each asks every chosen process and prints what it then has.
-func (o *chaosOptions) each(ctx context.Context, w io.Writer, method, path string, body []byte) error {
-	targets, err := o.targets(ctx)
+// all is each for what --on chooses.
+func (o *chaosOptions) all(cmd *cobra.Command, method, path string, body []byte) error {
+	targets, err := o.targets(cmd.Context())
 	if err != nil {
 		return err
 	}
+	return o.each(cmd.Context(), cmd.OutOrStdout(), targets, method, path, body)
+}
+
+// each asks every target and prints what it then has.
+func (o *chaosOptions) each(ctx context.Context, w io.Writer, targets []chaosTarget, method, path string, body []byte) (err error) {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "PROCESS\tMODE\tFAULTS\tFIRED\tWHAT")
+	head := "PROCESS\tMODE\tFAULTS\tFIRED\tWHAT\n"
 	for _, to := range targets {
 		raw, e := o.ask(ctx, to, method, path, body)
 		if e != nil {
@@ -254,7 +312,8 @@ func (o *chaosOptions) each(ctx context.Context, w io.Writer, method, path strin
 		for i, c := range s.Counts {
 			what[i] = fmt.Sprintf("%s %s %d", c.Point, c.Action, c.Fired)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%s\n", to.name, s.Mode, faults, s.Fired, dash(strings.Join(what, ", ")))
+		fmt.Fprintf(t, "%s%s\t%s\t%d\t%d\t%s\n", head, to.name, s.Mode, faults, s.Fired, dash(strings.Join(what, ", ")))
+		head = ""
 	}
 	return errors.Join(t.Flush(), err)
 }
@@ -278,7 +337,7 @@ func (o *chaosOptions) ask(ctx context.Context, to chaosTarget, method, path str
 	case err != nil:
 		return nil, fmt.Errorf("chaos: %s: %w", to.name, err)
 	case resp.StatusCode == http.StatusNotFound:
-		return nil, fmt.Errorf("chaos: %s takes no faults; start it with --enable-chaos", to.name)
+		return nil, fmt.Errorf("chaos: %s takes no faults; start it with --enable-chaos (tandem up --enable-chaos)", to.name)
 	case resp.StatusCode == http.StatusUnauthorized:
 		return nil, fmt.Errorf("chaos: %s wants its API key; give it with --api-key or TANDEM_API_KEY", to.name)
 	case resp.StatusCode != http.StatusOK:
@@ -290,35 +349,59 @@ func (o *chaosOptions) ask(ctx context.Context, to chaosTarget, method, path str
 // targets returns what --on names. A router knows its engines; an engine is only
 // itself.
 func (o *chaosOptions) targets(ctx context.Context) ([]chaosTarget, error) {
-	url := strings.TrimRight(o.url, "/")
-	code, body, err := get(ctx, url+"/status", "")
+	base, err := baseURL(o.url)
 	if err != nil {
-		return nil, fmt.Errorf("chaos: %w; is a router or an engine at %s? give another with --url", err, url)
+		return nil, fmt.Errorf("chaos: %w", err)
 	}
-	var s router.Status
+	code, body, err := get(ctx, base+"/status", "")
+	if err != nil {
+		return nil, fmt.Errorf("chaos: %w; is a router or an engine at %s? give another with --url", err, base)
+	}
+	var all []chaosTarget
 	if code == http.StatusNotFound {
-		return []chaosTarget{{"engine", "engine", url}}, nil
-	} else if err := json.Unmarshal(body, &s); err != nil {
-		return nil, fmt.Errorf("chaos: %s answered what is no status: %w", url, err)
-	}
-	all := []chaosTarget{{"router", "router", url}}
-	for _, b := range s.Backends {
-		t := chaosTarget{b.URL, b.Role, b.URL}
-		var info engineInfo
-		if json.Unmarshal(b.Info, &info) == nil && info.Tandem.EngineID != "" {
-			t.name = info.Tandem.EngineID
+		if code, body, err = get(ctx, base+"/server_info", ""); err != nil || code != http.StatusOK {
+			return nil, fmt.Errorf("chaos: %s is neither a router nor an engine of Tandem (status %d)", base, code)
 		}
-		all = append(all, t)
+		all = []chaosTarget{engineTarget(base, "", body)}
+	} else {
+		var s router.Status
+		if err := json.Unmarshal(body, &s); err != nil {
+			return nil, fmt.Errorf("chaos: %s answered what is no status: %w", base, err)
+		}
+		all = []chaosTarget{{"router", base, []fault.Side{fault.SideRouter}}}
+		for _, b := range s.Backends {
+			all = append(all, engineTarget(b.URL, fault.Side(b.Role), b.Info))
+		}
 	}
 	chosen := slices.DeleteFunc(slices.Clone(all), func(t chaosTarget) bool {
-		return o.on != "all" && o.on != t.name && o.on != t.role && o.on != t.url
+		return o.on != "all" && o.on != t.name && o.on != t.url && !slices.Contains(t.sides, fault.Side(o.on))
 	})
 	if len(chosen) == 0 {
-		names := make([]string, len(all))
-		for i, t := range all {
-			names[i] = t.name
-		}
-		return nil, fmt.Errorf("chaos: --on %s names nothing; want all, router, prefill, decode, or one of %s", o.on, strings.Join(names, ", "))
+		return nil, fmt.Errorf("chaos: --on %s names nothing at %s; want all, router, prefill, decode, or one of %s", o.on, base, names(all))
 	}
 	return chosen, nil
+}
+
+// engineTarget is the engine at url, whose /server_info is raw. It is on the side
+// that its role says, and on the one that its router uses it for.
+func engineTarget(url string, used fault.Side, raw []byte) chaosTarget {
+	t := chaosTarget{name: url, url: url}
+	if used != "" {
+		t.sides = append(t.sides, used)
+	}
+	var info engineInfo
+	if json.Unmarshal(raw, &info) != nil {
+		return t
+	}
+	if info.Tandem.EngineID != "" {
+		t.name = info.Tandem.EngineID
+	}
+	role := connector.Role(info.Tandem.Role)
+	if role.Produces() {
+		t.sides = append(t.sides, fault.SidePrefill)
+	}
+	if role.Consumes() {
+		t.sides = append(t.sides, fault.SideDecode)
+	}
+	return t
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -21,7 +22,9 @@ var version = "unknown"
 
 func main() {
 	if err := run(); err != nil && !errors.Is(err, context.Canceled) {
-		fmt.Fprintln(os.Stderr, "tandem:", err)
+		for line := range strings.Lines(err.Error()) { // one for each joined error
+			fmt.Fprintln(os.Stderr, "tandem:", strings.TrimSuffix(line, "\n"))
+		}
 		os.Exit(1)
 	}
 }
@@ -30,6 +33,10 @@ func run() error {
 	var leave leaver
 	ctx, stop := signals(&leave)
 	defer stop()
+	return rootCommand(&leave).ExecuteContext(ctx)
+}
+
+func rootCommand(leave *leaver) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "tandem",
 		Short:         "Serve language models with prefill and decode in separate engines",
@@ -37,8 +44,8 @@ func run() error {
 		SilenceErrors: true,
 		Version:       version,
 	}
-	root.AddCommand(upCommand(&leave), serveCommand(&leave), routeCommand(), statusCommand(), chaosCommand(), modelCommand(), versionCommand())
-	return root.ExecuteContext(ctx)
+	root.AddCommand(upCommand(leave), serveCommand(leave), routeCommand(), statusCommand(), chaosCommand(), modelCommand(), versionCommand())
+	return root
 }
 
 // A leaver removes folders with secrets and sockets when the process ends

@@ -28,7 +28,10 @@ const (
 )
 
 func modelCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "model", Short: "The default model"}
+	cmd := &cobra.Command{
+		Use: "model", Short: "The default model", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
 	cmd.AddCommand(
 		&cobra.Command{
 			Use: "fetch", Short: "Fetch the default model into the cache folder, once", Args: cobra.NoArgs,

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -17,18 +18,31 @@ import (
 
 func statusCommand() *cobra.Command {
 	var (
-		url    string
+		at     string
 		asJSON bool
 	)
 	cmd := &cobra.Command{
 		Use: "status", Short: "Show the engines, peers, paths, leases and blocks of a cluster", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return status(cmd.Context(), strings.TrimRight(url, "/"), asJSON, cmd.OutOrStdout())
+			base, err := baseURL(at)
+			if err != nil {
+				return fmt.Errorf("status: %w", err)
+			}
+			return status(cmd.Context(), base, asJSON, cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().StringVar(&url, "url", "http://127.0.0.1:8000", "URL of a router, or of one engine")
+	cmd.Flags().StringVar(&at, "url", "http://127.0.0.1:8000", "URL of a router, or of one engine")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+// baseURL checks --url and returns it without a slash at its end.
+func baseURL(raw string) (string, error) {
+	u, err := url.Parse(raw)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return "", fmt.Errorf("--url %q: want http://HOST:PORT", raw)
+	}
+	return strings.TrimRight(raw, "/"), nil
 }
 
 // status asks a router for its cluster; an engine answers for itself.

@@ -118,6 +118,9 @@ func ParsePlan(raw []byte) (Plan, error) {
 	if err := object("", raw, map[string]any{"seed": &p.Seed, "faults": &faults}); err != nil {
 		return Plan{}, err
 	}
+	if len(faults) == 0 {
+		return Plan{}, &PlanError{"faults", "a plan without any does nothing; `tandem chaos off` ends faults"}
+	}
 	if len(faults) > maxFaults {
 		return Plan{}, &PlanError{"faults", fmt.Sprintf("there are %d, at most %d are allowed", len(faults), maxFaults)}
 	}
@@ -151,7 +154,7 @@ func parseFault(path string, raw []byte) (Fault, error) {
 	case w.Nth != nil && len(w.Nth) == 0:
 		return f, &PlanError{path + ".nth", "an empty list hits nothing; leave the fault out"}
 	case probability != nil && *probability == 0:
-		return f, &PlanError{path + ".probability", "0 hits nothing; leave the fault out"}
+		return f, &PlanError{path + ".probability", "0 hits nothing; leave the fault out, or end all with `tandem chaos off`"}
 	case probability != nil:
 		w.Probability = *probability
 	}
@@ -302,6 +305,8 @@ func (w *When) check(p Point, path string) error {
 		return bad("peer", "it has %d bytes, at most %d are allowed", len(w.Peer), maxGlob)
 	case w.Peer != "" && !addressed(p):
 		return bad("peer", "calls at %s do not know the address of the other side; set the plan on the other engine", p)
+	case w.Peer != "" && !strings.ContainsAny(w.Peer, ":*?"):
+		return bad("peer", "%.40q is no host:port and hits nothing; give both, or *", w.Peer)
 	}
 	return nil
 }

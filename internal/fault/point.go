@@ -23,6 +23,28 @@ const (
 	HTTP      Point = "http"
 )
 
+// A Side is the kind of process that meets a point.
+type Side string
+
+// The sides.
+const (
+	SideDecode  Side = "decode"
+	SidePrefill Side = "prefill"
+	SideRouter  Side = "router"
+)
+
+// Side returns who meets p: no other process ever comes there.
+func (p Point) Side() Side {
+	switch p {
+	case Seal, Notice, Process:
+		return SidePrefill
+	case HTTP:
+		return SideRouter
+	default:
+		return SideDecode
+	}
+}
+
 // An Action is what goes wrong there.
 type Action string
 

@@ -234,7 +234,7 @@ func TestChaosCommands(t *testing.T) {
 func TestChaosIsOffUnlessEnabled(t *testing.T) {
 	call := func(method, url, key string) int {
 		t.Helper()
-		req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(`{"faults":[]}`))
+		req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(`{"faults":[{"point":"claim","action":"drop","when":{"request_id":"nobody"}}]}`))
 		if err != nil {
 			t.Fatal(err)
 		}
