@@ -121,10 +121,15 @@ func Start(t testing.TB, name string, args ...string) *Proc {
 		close(p.done)
 	}()
 	t.Cleanup(func() {
+		began := time.Now()
 		if !p.Stop() {
 			t.Errorf("%s did not end by itself", name)
 		}
-		if t.Failed() {
+		took := time.Since(began)
+		if took > guard/6 {
+			t.Logf("%s took %v to end", name, took)
+		}
+		if t.Failed() || took > guard/6 {
 			t.Logf("log of %s:\n%s", name, p.Log())
 		}
 	})
