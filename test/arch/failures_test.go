@@ -19,6 +19,7 @@ type failurePage struct {
 	named   []string       // classes anywhere in a class column
 	metrics []string
 	tests   []string
+	lines   []string // of the table of log lines
 	bad     []string
 }
 
@@ -26,6 +27,7 @@ var (
 	cellName   = regexp.MustCompile("`([a-z_]+ [a-z]+)`")
 	metricName = regexp.MustCompile("`((?:vllm:|tandem_)[a-z0-9_]+)`")
 	className  = regexp.MustCompile("`([a-z]+)`")
+	logLine    = regexp.MustCompile("`([^`]+)`")
 )
 
 // readFailures reads the tables of the page. A row of a table whose head begins
@@ -64,6 +66,11 @@ func readFailures(text string) failurePage {
 		}
 		if head[len(head)-1] == "tests" && !testName.MatchString(row[len(row)-1]) {
 			p.bad = append(p.bad, "no test: "+line)
+		}
+		if head[0] == "log line" {
+			for _, m := range logLine.FindAllStringSubmatch(row[0], -1) {
+				p.lines = append(p.lines, m[1])
+			}
 		}
 		if head[0] == "faults" {
 			found := cellName.FindAllStringSubmatch(row[0], -1)
@@ -108,11 +115,25 @@ func metricsInCode(t *testing.T) []string {
 	return out
 }
 
+// productCode returns all Go code that is no test.
+func productCode(t *testing.T) string {
+	t.Helper()
+	var b strings.Builder
+	walk(t, func(path string, data []byte) {
+		ours := strings.HasPrefix(path, "internal/") || strings.HasPrefix(path, "cmd/")
+		if ours && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
+			b.Write(data)
+		}
+	})
+	return b.String()
+}
+
 // ofFailures tells that a metric speaks of failures, so that the page must.
 var ofFailures = regexp.MustCompile(`fail|expired|recovered|recomputed|_handshakes|stalled|_releases|backend_ready`)
 
 // docs/failure-model.md speaks of every fault, class and metric of failures, and
-// of none that the code does not have; every test that it names exists.
+// of none that the code does not have; every log line and test that it names
+// exists.
 func TestFailurePageIsTheCode(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root(t), "docs", "failure-model.md"))
 	if err != nil {
@@ -161,8 +182,14 @@ func TestFailurePageIsTheCode(t *testing.T) {
 			t.Errorf("there is no test %s", name)
 		}
 	}
-	if len(p.tests) < 50 || len(metrics) < 30 {
-		t.Errorf("read %d tests and %d metrics", len(p.tests), len(metrics))
+	logged := productCode(t)
+	for _, l := range p.lines {
+		if !strings.Contains(logged, `"`+l) {
+			t.Errorf("nothing logs %q", l)
+		}
+	}
+	if len(p.tests) < 50 || len(metrics) < 30 || len(p.lines) < 10 {
+		t.Errorf("read %d tests, %d metrics and %d log lines", len(p.tests), len(metrics), len(p.lines))
 	}
 }
 
@@ -172,9 +199,11 @@ func TestFailurePageCanFail(t *testing.T) {
 		"| faults | class | tests |", "|---|---|---|",
 		"| `claim error`, `seal drop` | `sum` | `x.TestA` |", "| `claim error` | `gone` | none |",
 		"| nothing | none | `x.TestB` |", "| `a b` | |", "", "| class | metric |", "|---|---|", "| `read` | `tandem_x_total` |",
+		"", "| log line | do |", "|---|---|", "| `it broke`, `it is back` | `look` |",
 	}, "\n"))
 	if p.cells["claim error"] != 2 || p.cells["seal drop"] != 1 || len(p.bad) != 3 || !slices.Equal(p.classes, []string{"read"}) ||
-		!slices.Equal(p.named, []string{"sum", "gone", "read"}) || !slices.Equal(p.metrics, []string{"tandem_x_total"}) || len(p.tests) != 2 {
+		!slices.Equal(p.named, []string{"sum", "gone", "read"}) || !slices.Equal(p.metrics, []string{"tandem_x_total"}) || len(p.tests) != 2 ||
+		!slices.Equal(p.lines, []string{"it broke", "it is back"}) {
 		t.Errorf("%+v", p)
 	}
 }
