@@ -112,14 +112,16 @@ func TestStaleConnectionsReachNobody(t *testing.T) {
 	const restarts = 100
 	p, d := newStandIn(t, "P").move(t, "127.0.0.2:0"), newStandIn(t, "D").move(t, "127.0.0.2:0")
 	r, url := front(t, Config{}, []*standIn{p}, []*standIn{d})
-	members, idle := []*standIn{p, d}, 0
+	members := []*standIn{p, d}
 	for i := range restarts {
 		if status, _, body := post(t, url+"/v1/completions", `{"prompt":"a"}`); status != http.StatusOK {
 			t.Fatalf("after %d restarts: %d %s", i, status, body)
 		}
 		s := members[i%2]
 		addr, conns := s.Listener.Addr().String(), s.conns
-		idle += conns.idle()
+		for conns.idle() == 0 { // the engine notes it a moment after its answer
+			<-time.After(time.Millisecond)
+		}
 		s.Close()
 		next := newStandIn(t, s.name)
 		probed := next.probes()
@@ -128,9 +130,6 @@ func TestStaleConnectionsReachNobody(t *testing.T) {
 		for !r.Ready() {
 			<-time.After(time.Millisecond)
 		}
-	}
-	if idle < restarts {
-		t.Errorf("%d connections were idle over %d restarts", idle, restarts)
 	}
 }
 
