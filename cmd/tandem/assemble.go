@@ -42,7 +42,7 @@ func assemble(o *serveOptions, m *loaded, transfer transferConfig, log *slog.Log
 	info, arenas := m.Info(), m.Arenas()
 	metrics := telemetry.NewEngine(telemetry.EngineConfig{
 		Model: names[0], Version: version, MaxModelLen: info.MaxLen,
-		BlockTokens: arenas[0].Layout().BlockTokens(), Blocks: arenas[0].Blocks(), LostLines: o.lostLines,
+		BlockTokens: arenas[0].Layout().BlockTokens(), Blocks: arenas[0].Blocks(), LostLines: o.logs.Lost,
 	})
 	s.metrics = metrics
 	defer func() {
@@ -63,7 +63,8 @@ func assemble(o *serveOptions, m *loaded, transfer transferConfig, log *slog.Log
 		sc.Log = slog.New(aboveInfo{log.Handler()})
 	}
 	if o.chaos {
-		s.chaos = fault.New(fault.Config{Log: log, Kill: killSelf})
+		log.Warn(chaosEnabled)
+		s.chaos = fault.New(fault.Config{Log: log, Kill: func() { o.logs.Flush(); killSelf() }})
 	}
 	if !o.noConnector {
 		if s.connector, err = s.openConnector(transfer, info, arenas, metrics.Connector); err != nil {

@@ -40,6 +40,9 @@ func mountChaos(h http.Handler, in *fault.Injector, key string) http.Handler {
 	})
 }
 
+// chaosEnabled is what the log of a process begins with that takes faults.
+const chaosEnabled = "chaos is enabled: tandem chaos can break this process"
+
 // killSelf is action kill: as if somebody else had sent the signal.
 func killSelf() { _ = syscall.Kill(os.Getpid(), syscall.SIGKILL) }
 

@@ -17,7 +17,8 @@ type engineInfo struct {
 	Kernel   string        `json:"kernel"`
 	Requests int           `json:"requests"`
 	Draining bool          `json:"draining"`
-	Started  int64         `json:"started"` // Unix seconds
+	Started  int64         `json:"started"`         // Unix seconds
+	Chaos    string        `json:"chaos,omitempty"` // off, plan or replay; "": not enabled
 	Tandem   connectorInfo `json:"tandem"`
 }
 
@@ -80,7 +81,11 @@ func (s *assembly) info() map[string]any {
 			c.Peers = append(c.Peers, peerInfo{string(p.Engine), p.Addr, p.State, uint64(p.Epoch), p.Path, p.Why, p.Err})
 		}
 	}
-	return map[string]any{"tandem": c}
+	out := map[string]any{"tandem": c}
+	if s.chaos != nil {
+		out["chaos"] = s.chaos.Status().Mode
+	}
+	return out
 }
 
 // fingerprint condenses the factors for the router's comparison; engines compare

@@ -47,7 +47,9 @@ func routeCommand() *cobra.Command {
 			cfg.Metrics, cfg.MetricsHandler = telemetry.Router(version)
 			var in *fault.Injector
 			if chaos {
+				log.Warn(chaosEnabled)
 				in = fault.New(fault.Config{Log: log})
+				cfg.Chaos = func() string { return string(in.Status().Mode) }
 				cfg.Decorate = func(rt http.RoundTripper) http.RoundTripper { return fault.Transport(rt, in) }
 			}
 			r, err := router.New(cfg)

@@ -14,6 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"tandem/internal/bystander"
 )
 
 // serveOptions are the flags of `tandem serve`, named as in `vllm serve` where
@@ -56,7 +58,7 @@ type serveOptions struct {
 	chaos       bool
 	token       []byte
 	leave       *leaver
-	lostLines   func() uint64 // log lines that were never written
+	logs        *bystander.Logs
 }
 
 func (o *serveOptions) flags(f *pflag.FlagSet) {
@@ -135,7 +137,7 @@ func serveCommand(leave *leaver) *cobra.Command {
 				return err
 			}
 			defer logs.Close()
-			o.lostLines = logs.Lost
+			o.logs = logs
 			transfer, err := parseTransfer(o.transfer, dotted)
 			o.noConnector = errors.Is(err, errNoTransfer)
 			if err != nil && !o.noConnector {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -84,11 +85,17 @@ func printStatus(w io.Writer, url string, s router.Status) error {
 	}
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "ROLE\tENGINE\tURL\tSTATE\tMODEL\tKERNELS\tRUNNING\tWAITING\tLOADING\tBLOCKS FREE\tCACHED\tLEASES\tEPOCH")
-	var peers []string
+	var peers, chaos []string
+	if s.Chaos != "" {
+		chaos = append(chaos, "router "+s.Chaos)
+	}
 	for _, b := range s.Backends {
 		var info engineInfo
 		known := len(b.Info) > 0 && json.Unmarshal(b.Info, &info) == nil
 		c := info.Tandem
+		if info.Chaos != "" {
+			chaos = append(chaos, cmp.Or(c.EngineID, b.URL)+" "+info.Chaos)
+		}
 		state := b.State
 		if b.Reason != "" && b.State != "ready" {
 			state += " (" + b.Reason + ")"
@@ -109,6 +116,9 @@ func printStatus(w io.Writer, url string, s router.Status) error {
 	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	if len(chaos) > 0 {
+		fmt.Fprintf(w, "\nchaos is enabled: %s; see tandem chaos status\n", strings.Join(chaos, ", "))
 	}
 	if len(peers) == 0 {
 		return nil

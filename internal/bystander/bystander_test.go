@@ -131,3 +131,51 @@ func TestAPanicCostsItsLine(t *testing.T) {
 		t.Errorf("lost %d: %s", h.Lost(), out.String())
 	}
 }
+
+func TestFlushWaitsForWhatIsQueued(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		s := &stuck{slog.NewTextHandler(&out, nil), make(chan struct{}, 2), make(chan struct{})}
+		h := NewLogs(s)
+		slog.New(h).Info("one")
+		slog.New(h).Info("two")
+		<-s.entered
+		flushed := make(chan string, 1)
+		go func() {
+			h.Flush()
+			flushed <- out.String()
+		}()
+		synctest.Wait()
+		select {
+		case <-flushed:
+			t.Error("flushed while a line waits")
+		default:
+		}
+		close(s.let)
+		if got := <-flushed; !strings.Contains(got, "msg=two") {
+			t.Errorf("flushed: %s", got)
+		}
+		h.Close()
+		began := time.Now()
+		h.Flush()
+		if d := time.Since(began); d != 0 {
+			t.Errorf("flushed after %v what is closed", d)
+		}
+	})
+}
+
+func TestFlushLeavesAStuckHandlerBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &stuck{slog.NewTextHandler(&bytes.Buffer{}, nil), make(chan struct{}), make(chan struct{})}
+		h := NewLogs(s)
+		slog.New(h).Info("x")
+		<-s.entered
+		began := time.Now()
+		h.Flush()
+		if d := time.Since(began); d != closing {
+			t.Errorf("flushed after %v", d)
+		}
+		close(s.let)
+		h.Close()
+	})
+}

@@ -11,7 +11,7 @@ import (
 // queued is how many lines wait at most; more are dropped and counted.
 const queued = 1024
 
-// closing bounds how long Close waits for a handler that is stuck.
+// closing bounds how long Close and Flush wait for a handler that is stuck.
 const closing = 2 * time.Second
 
 // Logs is a slog.Handler whose callers never wait: lines go through a bounded
@@ -26,6 +26,7 @@ type Logs struct {
 // sink is what a handler and those made from it share.
 type sink struct {
 	lines   chan line
+	flush   chan chan struct{}
 	dropped atomic.Uint64
 	lost    atomic.Uint64 // all that were dropped, and those whose handler panicked
 	done    chan struct{}
@@ -41,7 +42,7 @@ type line struct {
 
 // NewLogs returns a handler in front of to. Close ends its goroutine.
 func NewLogs(to slog.Handler) *Logs {
-	s := &sink{lines: make(chan line, queued), done: make(chan struct{})}
+	s := &sink{lines: make(chan line, queued), flush: make(chan chan struct{}), done: make(chan struct{})}
 	go s.write()
 	return &Logs{s, to}
 }
@@ -78,21 +79,51 @@ func (l *Logs) Lost() uint64 { return l.lost.Load() }
 // write hands lines on until the queue is closed and empty.
 func (s *sink) write() {
 	defer close(s.done)
-	for x := range s.lines {
-		if n := s.dropped.Swap(0); n > 0 {
-			x.r.AddAttrs(slog.Uint64("dropped_lines", n))
+	for {
+		select {
+		case x, ok := <-s.lines:
+			if !ok {
+				return
+			}
+			s.handle(x)
+		case written := <-s.flush:
+			for range len(s.lines) { // nobody else takes from it
+				s.handle(<-s.lines)
+			}
+			close(written)
 		}
-		s.handle(x)
 	}
 }
 
 func (s *sink) handle(x line) {
+	if n := s.dropped.Swap(0); n > 0 {
+		x.r.AddAttrs(slog.Uint64("dropped_lines", n))
+	}
 	defer func() {
 		if recover() != nil {
 			s.lost.Add(1)
 		}
 	}()
 	_ = x.to.Handle(context.Background(), x.r) // nobody could be told
+}
+
+// Flush returns when all lines that were handled before it are written, or after
+// two seconds where the handler is stuck.
+func (l *Logs) Flush() {
+	t := time.NewTimer(closing)
+	defer t.Stop()
+	written := make(chan struct{})
+	select {
+	case l.flush <- written:
+	case <-l.done:
+		return
+	case <-t.C:
+		return
+	}
+	select {
+	case <-written:
+	case <-t.C:
+	}
 }
 
 // Close writes what waits and ends the goroutine. A handler that is stuck is left

@@ -100,11 +100,13 @@ func (a *admin) set(w http.ResponseWriter, q *http.Request) error {
 	if err := a.in.Set(p); err != nil {
 		return err
 	}
+	a.in.cfg.Log.Warn("chaos plan set", "faults", p.what(), "from", q.RemoteAddr)
 	return a.status(w, q)
 }
 
 func (a *admin) off(w http.ResponseWriter, q *http.Request) error {
 	a.in.Off()
+	a.in.cfg.Log.Warn("chaos off", "from", q.RemoteAddr)
 	return a.status(w, q)
 }
 
@@ -122,5 +124,6 @@ func (a *admin) replay(w http.ResponseWriter, q *http.Request) error {
 	if err := a.in.Replay(events); err != nil {
 		return err
 	}
+	a.in.cfg.Log.Warn("chaos replay set", "events", len(events), "from", q.RemoteAddr)
 	return a.status(w, q)
 }

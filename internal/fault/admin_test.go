@@ -2,14 +2,18 @@ package fault
 
 import (
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"tandem/internal/bystander/logtest"
 )
 
 func TestAdmin(t *testing.T) {
-	in := New(Config{})
+	var log logtest.Book
+	in := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
 	const key = "a-key"
 	h := Admin(in, key)
 	call := func(method, path, body, auth string) (int, string, http.Header) {
@@ -44,6 +48,9 @@ func TestAdmin(t *testing.T) {
 			t.Errorf("%s %s %q: %d %s", c.method, c.path, c.auth, code, body)
 		}
 	}
+	if got := log.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, `level=WARN msg="chaos plan set" faults="claim error" from=`) {
+		t.Errorf("the log of refused plans and a good one:\n%s", got)
+	}
 	in.Decide(Claim, Subject{Request: "r"})
 	_, record, _ := call("GET", AdminPath+"/record", "", ok)
 	if strings.Count(record, "\n") != 1 || !strings.Contains(record, `"request_id":"r"`) {
@@ -54,6 +61,11 @@ func TestAdmin(t *testing.T) {
 	}
 	if code, body, _ := call("PUT", AdminPath+"/replay", record, ok); code != 200 || !strings.Contains(body, `"replaying":1`) {
 		t.Errorf("%d %s", code, body)
+	}
+	for _, line := range []string{`level=WARN msg="chaos off" from=`, `level=WARN msg="chaos replay set" events=1 from=`} {
+		if len(log.Lines(line)) != 1 {
+			t.Errorf("no %s in\n%s", line, log.String())
+		}
 	}
 	if code, body, _ := call("PUT", AdminPath+"/replay", "{}", ok); code != 400 || !strings.Contains(body, "line") && !strings.Contains(body, "event 1") {
 		t.Errorf("%d %s", code, body)

@@ -227,6 +227,15 @@ func wanted(v any) string {
 	}
 }
 
+// what names the faults of a plan, for people.
+func (p *Plan) what() string {
+	out := make([]string, len(p.Faults))
+	for i, f := range p.Faults {
+		out[i] = string(f.Point) + " " + string(f.Action)
+	}
+	return join(out)
+}
+
 // Check reports what is wrong with a plan as a *PlanError.
 func (p *Plan) Check() error {
 	if len(p.Faults) > maxFaults {

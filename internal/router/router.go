@@ -46,6 +46,9 @@ type Config struct {
 	Metrics        Metrics
 	MetricsHandler http.Handler // serves /metrics; nil: 404
 	Version        string
+
+	// Chaos returns what GET /status says of faults on purpose; nil: nothing.
+	Chaos func() string
 }
 
 // A Router serves clients. New starts nothing; Run probes the engines.
@@ -125,6 +128,7 @@ type Status struct {
 	Ready    bool            `json:"ready"`
 	Reason   string          `json:"reason,omitempty"` // why it is not ready
 	UptimeS  float64         `json:"uptime_seconds"`
+	Chaos    string          `json:"chaos,omitempty"` // what Config.Chaos says
 	Backends []BackendStatus `json:"backends"`
 }
 
@@ -142,6 +146,9 @@ func (r *Router) status(w http.ResponseWriter, q *http.Request) {
 	s := Status{Role: "router", Version: r.cfg.Version, Ready: r.unready() == nil, UptimeS: time.Since(r.started).Seconds()}
 	if fail := r.unready(); fail != nil {
 		s.Reason = fail.message
+	}
+	if r.cfg.Chaos != nil {
+		s.Chaos = r.cfg.Chaos()
 	}
 	all := append(append([]*backend.Backend{}, r.prefill.All()...), r.decode.All()...)
 	s.Backends = make([]BackendStatus, len(all))

@@ -163,16 +163,49 @@ func TestChaosRecipes(t *testing.T) {
 	}
 }
 
+// shows checks that tandem status tells of all processes that they are in mode.
+func (u *upProc) shows(t *testing.T, mode string) {
+	t.Helper()
+	code, out := cluster.Run(t, "status", "--url", u.url)
+	if want := strings.ReplaceAll("chaos is enabled: router %, P1 %, D1 %; see", "%", mode); code != 0 || !strings.Contains(out, want) {
+		t.Errorf("no %q in\n%s", want, out)
+	}
+}
+
+// A process that a fault kills has said so before.
+func TestKillIsInTheLog(t *testing.T) {
+	u := startUp(t, "--enable-chaos")
+	u.chaos(t, "set", "--on", "P1", "--point", "process", "--action", "kill", "--nth", "1")
+	go func() { // the answer is nobody's: its cluster ends
+		resp, err := http.Post(u.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"`+long("kill")+`"}`))
+		if err == nil {
+			resp.Body.Close()
+		}
+	}()
+	cluster.Eventually(t, "the end of the cluster", func() bool { return len(u.Lines("up: P1 ended: signal: killed")) > 0 })
+	if len(u.Lines(`msg="fault injected" point=process action=kill`)) != 1 {
+		t.Errorf("nothing says why P1 ended:\n%s", u.String())
+	}
+}
+
 // Plans reach running processes, say what they did, and can be replayed.
 func TestChaosCommands(t *testing.T) {
 	u := startUp(t, "--enable-chaos")
 	if out := u.chaos(t, "status"); strings.Count(out, " off ") != 3 || !strings.Contains(out, "router") {
 		t.Errorf("status of a quiet cluster:\n%s", out)
 	}
+	u.shows(t, "off")
+	if n := len(u.Lines("level=WARN", "chaos is enabled")); n != 3 {
+		t.Errorf("%d of 3 processes say that they take faults", n)
+	}
 	plan := planFile(t, `{"seed": 7, "faults": [
 		{"point": "claim", "action": "error", "class": "refused", "when": {"pattern": "OX"}},
 		{"point": "http", "action": "error", "status": 503, "when": {"request_id": "no-*"}}]}`)
 	u.chaos(t, "set", plan)
+	u.shows(t, "plan")
+	cluster.Eventually(t, "the plan in three logs", func() bool {
+		return len(u.Lines("level=WARN", `msg="chaos plan set" faults="claim error, http error"`)) == 3
+	})
 	classes := func(name string) (out []string) {
 		for n := range 4 {
 			id := name + string(rune('a'+n))
@@ -261,6 +294,14 @@ func TestChaosIsOffUnlessEnabled(t *testing.T) {
 	}
 	if code, out := cluster.Run(t, "chaos", "status", "--url", s.P.URL); code == 0 || !strings.Contains(out, "--enable-chaos") {
 		t.Errorf("%d %s", code, out)
+	}
+	for p, want := range map[*cluster.Proc]bool{s.P: false, s.D: true} {
+		if got := strings.Contains(string(p.Get(t, "/server_info")), `"chaos":"off"`); got != want {
+			t.Errorf("/server_info of %s tells of chaos: %v", p.Name, got)
+		}
+	}
+	if out := string(s.Router.Get(t, "/status")); strings.Count(out, `"chaos"`) != 1 {
+		t.Errorf("/status: %s", out)
 	}
 	if code := call(http.MethodPut, s.D.URL+fault.AdminPath, ""); code != http.StatusOK {
 		t.Errorf("an engine with chaos: status %d", code)
