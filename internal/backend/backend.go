@@ -236,6 +236,13 @@ func (e *TransportError) Error() string {
 	return fmt.Sprintf("backend: exchange with %s: %s", e.Backend, plain(e.Err))
 }
 
+// Unreached reports whether the engine never had the request: it was not even
+// connected to.
+func (e *TransportError) Unreached() bool {
+	op, ok := errors.AsType[*net.OpError](e.Err)
+	return ok && op.Op == "dial"
+}
+
 // Unwrap returns the cause.
 func (e *TransportError) Unwrap() error { return e.Err }
 

@@ -80,3 +80,28 @@ func TestExchangesThatEndHarmNoOthers(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// A dial that is refused is told from an exchange that ended.
+func TestUnreached(t *testing.T) {
+	b := testBackend(t, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
+	closed := httptest.NewServer(http.NotFoundHandler())
+	closed.Close()
+	nobody, err := New(closed.URL, Decode, DefaultLimits(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for x, want := range map[*Backend]bool{b: false, nobody: true} {
+		_, _, err := x.Exchange(t.Context(), "/", http.Header{}, nil, 100)
+		e, ok := errors.AsType[*TransportError](err)
+		if !ok || e.Unreached() != want {
+			t.Errorf("exchange: unreached is not %v: %v", want, err)
+		}
+		resp, err := x.Post(t.Context(), "/", http.Header{}, nil)
+		if err == nil {
+			resp.Body.Close()
+		}
+		if e, ok = errors.AsType[*TransportError](err); !ok || e.Unreached() != want {
+			t.Errorf("post: unreached is not %v: %v", want, err)
+		}
+	}
+}

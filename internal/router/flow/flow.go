@@ -27,6 +27,7 @@ package flow
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"tandem/internal/backend"
 	"tandem/internal/moves"
@@ -156,6 +157,10 @@ func (f *Flow[B]) Picked(role backend.Role, b B) []Effect[B] {
 	var none B
 	if b == none {
 		if f.last.Status != 0 || f.last.Err != nil {
+			f.last.then = fmt.Sprintf("no %s engine is ready", role)
+			if role == backend.Prefill && slices.Contains(f.failed, f.prefill) || role == backend.Decode && slices.Contains(f.failed, f.decode) {
+				f.last.then = fmt.Sprintf("no other %s engine is ready", role)
+			}
 			return f.give(f.last)
 		}
 		f.move(Failed)

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strings"
 	"testing"
 
@@ -105,3 +107,47 @@ func TestFlows(t *testing.T) {
 
 // The drawing in the package comment shows the edges of the table and no other.
 func TestDrawingShowsTheTable(t *testing.T) { movestest.Drawn(t, "flow.go", Moves.Edges()) }
+
+// Where nobody answered, the client reads whether the engine was reached, and why
+// it was not tried again.
+func TestUnansweredSaysWhatHappened(t *testing.T) {
+	refused := Outcome{Err: &backend.TransportError{Backend: "d:1", Err: &net.OpError{Op: "dial", Err: errors.New("refused")}}}
+	cut := Outcome{Err: &backend.TransportError{Backend: "d:1", Err: io.ErrUnexpectedEOF}}
+	begun := func() *Flow[engine] {
+		f := New[engine](false, 1)
+		f.Start()
+		f.Picked(backend.Prefill, "p")
+		f.Prefilled(made)
+		f.Picked(backend.Decode, "d")
+		return f
+	}
+	says := func(want string, es []Effect[engine]) {
+		t.Helper()
+		if len(es) == 0 || es[len(es)-1].Fail == nil || es[len(es)-1].Fail.Message != want {
+			t.Errorf("%s; want %s", show(es), want)
+		}
+	}
+	for o, what := range map[*Outcome]string{&refused: "was not reached", &cut: "ended the exchange without an answer"} {
+		f := begun()
+		f.Decoded(*o)
+		says("engine d:1 "+what+"; no prefill engine is ready", f.Picked(backend.Prefill, ""))
+
+		f = begun()
+		f.Decoded(*o)
+		f.Picked(backend.Prefill, "p")
+		f.Prefilled(made)
+		says("engine d:1 "+what+"; no other decode engine is ready", f.Picked(backend.Decode, ""))
+
+		f = begun()
+		f.Decoded(*o)
+		f.Picked(backend.Prefill, "p")
+		f.Prefilled(made)
+		f.Picked(backend.Decode, "d2")
+		says("engine d:1 "+what+" (attempt 2)", f.Decoded(*o))
+	}
+	f := New[engine](false, 1)
+	f.Start()
+	f.Picked(backend.Prefill, "p")
+	f.Prefilled(cut)
+	says("engine d:1 ended the exchange without an answer; no other prefill engine is ready", f.Picked(backend.Prefill, ""))
+}

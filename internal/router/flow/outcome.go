@@ -27,6 +27,8 @@ type Outcome struct {
 	Message string              // what the engine says of its failure
 	Param   string              // which field it blames
 	Refusal string              // a refused hand-off, which is no fault of the client
+
+	then string // why it was not tried again, where another try was due
 }
 
 // Answered is the outcome of a leg that was answered, but not with success.
@@ -97,12 +99,17 @@ func (o Outcome) Failure(attempts int) *Failure {
 		}
 		return out
 	}
-	leg := "an engine"
+	leg, what := "an engine", "ended the exchange without an answer"
 	if t, ok := errors.AsType[*backend.TransportError](o.Err); ok {
 		leg = "engine " + t.Backend
+		if t.Unreached() {
+			what = "was not reached"
+		}
 	}
-	return &Failure{
-		Status: badGateway, Kind: "backend_unavailable", Retry: 1,
-		Message: fmt.Sprintf("%s ended the exchange without an answer (attempt %d)", leg, attempts),
+	if o.then != "" {
+		what += "; " + o.then
+	} else {
+		what += fmt.Sprintf(" (attempt %d)", attempts)
 	}
+	return &Failure{Status: badGateway, Kind: "backend_unavailable", Retry: 1, Message: leg + " " + what}
 }
