@@ -13,10 +13,13 @@ import (
 // limit and a quarter.
 const claimTime = peerLoad*time.Second + peerLoad*time.Second/4
 
+// deadLease is how long P keeps what a dead D did not give back.
+const deadLease = 2 * time.Second
+
 // decoders kills and starts each D, and freezes and thaws it, while it reads.
 func decoders(c *campaign, t testing.TB) error {
 	f, err := c.start(t, parts{
-		prefill: []string{extra + "kv_lease_duration=2"},
+		prefill: []string{fmt.Sprintf("%skv_lease_duration=%v", extra, deadLease.Seconds())},
 		decode:  []string{"--host", home(), extra + "handshake_timeout=0.5", fmt.Sprintf("%sload_timeout=%d", extra, peerLoad)},
 	})
 	if err != nil {
@@ -76,7 +79,9 @@ func (f *fleet) killD(r, good *row, round int) error {
 	for i := range replies {
 		note(r, &replies[i], wants[i], peerLoad*time.Second+grace)
 	}
-	settle(r, w, f.p)
+	// A D that had read, and died before its return left, has lost it: that lease
+	// ends at its deadline.
+	settleIn(r, w, deadLease+backLimit, f.p)
 	d.Proc = f.engine(d.Name, "kv_consumer", append(d.args, "--port", u.Port())...).Ready(f.t)
 	f.first(good, round)
 	settle(good, f.c.pulse.start(), f.engines()...)
