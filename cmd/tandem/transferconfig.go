@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"strings"
 	"time"
 
@@ -89,9 +90,21 @@ func parseTransfer(text string, dotted map[string]string) (transferConfig, error
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&c); err != nil {
+		if strings.HasPrefix(err.Error(), "json: unknown field") { // has no type
+			err = fmt.Errorf("%w; there are %s; and in kv_connector_extra_config %s", err, fieldsOf[transferConfig](), fieldsOf[transferExtra]())
+		}
 		return c, fmt.Errorf("--kv-transfer-config: %w", err)
 	}
 	return c, c.check()
+}
+
+// fieldsOf lists the JSON names of a struct.
+func fieldsOf[T any]() string {
+	var out []string
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[T]()) {
+		out = append(out, f.Tag.Get("json"))
+	}
+	return strings.Join(out, ", ")
 }
 
 // setDotted sets one key of a tree; a value that is JSON is taken as JSON.

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -65,6 +66,19 @@ func upCommand(leave *leaver) *cobra.Command {
 	return cmd
 }
 
+// split explains an argument that was taken for the model because it was cut off
+// from a flag for the engines; "" where none is.
+func (o *upOptions) split() string {
+	for flag, list := range map[string][]string{"--engine-arg": o.engine, "--prefill-arg": o.prefillArgs, "--decode-arg": o.decodeArgs} {
+		for _, a := range list {
+			if strings.HasPrefix(a, "--") && !strings.Contains(a, "=") {
+				return fmt.Sprintf(" (an engine argument needs an equals sign: %s %s=VALUE)", flag, a)
+			}
+		}
+	}
+	return ""
+}
+
 // A cluster is the processes of one `tandem up`.
 type cluster struct {
 	opt     upOptions
@@ -79,7 +93,7 @@ func up(ctx context.Context, o upOptions, args []string, leave *leaver, stdout, 
 		return errors.New("up: want at least one prefill and one decode engine")
 	}
 	if o.sim && len(args) > 0 {
-		return fmt.Errorf("up: --sim runs without a model, but %s is given", args[0])
+		return fmt.Errorf("up: --sim runs without a model, but %s is given%s", args[0], o.split())
 	}
 	// A port that is taken is known before a model is loaded.
 	ln, err := listen(ctx, o.host, o.port)
@@ -93,7 +107,7 @@ func up(ctx context.Context, o upOptions, args []string, leave *leaver, stdout, 
 	if !o.sim {
 		path, err := findModel(ctx, args, stderr)
 		if err != nil {
-			return err
+			return fmt.Errorf("%w%s", err, o.split())
 		}
 		model = []string{path}
 	}
