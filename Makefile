@@ -52,7 +52,7 @@ sim: ## simulated P/D systems under SEEDS (20000) seeds; SEED=N TRACE=1 replays 
 ifdef SEED
 	$(SIM) -seed $(SEED) $(if $(TRACE),-events)
 else
-	$(SIM) -seeds $(SEEDS) -first $(FIRST)
+	$(SIM) -seeds $(SEEDS) -first $(FIRST) $(if $(TRACE),-events)
 endif
 
 sim-nightly: ## the same with fresh seeds, until a seed fails or somebody stops it

@@ -15,6 +15,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -73,6 +74,9 @@ func main() {
 // the others from their lines.
 func run(c *campaign, only string, w io.Writer) error {
 	began := time.Now()
+	if err := check(only); err != nil {
+		return err
+	}
 	for _, s := range sections {
 		if only != "" && !strings.Contains(","+only+",", ","+s.name+",") {
 			continue
@@ -91,7 +95,24 @@ func run(c *campaign, only string, w io.Writer) error {
 		return fmt.Errorf("%d lines are not met", missed)
 	}
 	if len(c.table.rows) == 0 {
-		return errors.New("no section has this name")
+		return errors.New("nothing was tried")
+	}
+	return nil
+}
+
+// check reports a name in only that no section has.
+func check(only string) error {
+	if only == "" {
+		return nil
+	}
+	var names []string
+	for _, s := range sections {
+		names = append(names, s.name)
+	}
+	for _, n := range strings.Split(only, ",") {
+		if !slices.Contains(names, n) {
+			return fmt.Errorf("-only: no section has the name %q; there are %s", n, strings.Join(names, ", "))
+		}
 	}
 	return nil
 }

@@ -104,3 +104,13 @@ func TestWatchTakesLatenessOff(t *testing.T) {
 		t.Errorf("%v, want 0", got)
 	}
 }
+
+// A section that does not exist is an error before the others run.
+func TestUnknownSection(t *testing.T) {
+	for _, only := range []string{"nosuch", "adversary,nosuch", "adversary,"} {
+		err := run(&campaign{log: io.Discard, pulse: &pulse{}}, only, io.Discard)
+		if err == nil || !strings.Contains(err.Error(), "there are adversary, peers,") {
+			t.Errorf("%s: %v", only, err)
+		}
+	}
+}

@@ -58,6 +58,9 @@ func wanted(file string, words []string) bool {
 	return false
 }
 
+// errNone says that -only selects nothing.
+var errNone = errors.New("-only selects no mutant; want a part of a file's path, such as core/lease.go")
+
 // runListed tests the listed mutants that only selects.
 func runListed(ctx context.Context, out, _ io.Writer, only []string, workers int) error {
 	b, err := newBench(ctx)
@@ -73,6 +76,9 @@ func runListed(ctx context.Context, out, _ io.Writer, only []string, workers int
 			list = append(list, m)
 			tests[m.pkg()] = append(tests[m.pkg()], m.names()...)
 		}
+	}
+	if len(list) == 0 {
+		return errNone
 	}
 	for pkg, names := range tests {
 		if err := b.prepare(ctx, pkg, names); err != nil {
@@ -129,12 +135,13 @@ func runGenerated(ctx context.Context, out, log io.Writer, only []string, worker
 	lines := json.NewEncoder(out)
 	lines.SetEscapeHTML(false)
 	count := map[verdict]int{}
-	open := 0
+	open, met := 0, false
 	var mu sync.Mutex
 	for _, t := range targets {
 		if !wanted(t.File, only) {
 			continue
 		}
+		met = true
 		for _, pkg := range t.packages() {
 			if err := b.prepare(ctx, pkg, nil); err != nil {
 				return err
@@ -166,6 +173,9 @@ func runGenerated(ctx context.Context, out, log io.Writer, only []string, worker
 			_ = lines.Encode(s) // to standard output, which shows its own errors
 		})
 		fmt.Fprintf(log, "%s: %d mutants (%v)\n", t.File, len(edits), time.Since(began).Round(time.Second))
+	}
+	if !met {
+		return errNone
 	}
 	fmt.Fprintf(log, "%d killed, %d lived (%d without an argument in %s), %d do not compile\n",
 		count[killed], count[survived], open, arguedPage, count[uncompiled])

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"go/parser"
 	"go/token"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,6 +22,14 @@ func testBench(t *testing.T) *bench {
 	}
 	t.Cleanup(b.close)
 	return b
+}
+
+func TestOnlyNothingIsAnError(t *testing.T) {
+	for name, run := range map[string]func(context.Context, io.Writer, io.Writer, []string, int) error{"listed": runListed, "generated": runGenerated} {
+		if err := run(t.Context(), io.Discard, io.Discard, []string{"nosuch"}, 1); !errors.Is(err, errNone) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }
 
 // Every listed mutant fits the tree: its text is there once, what takes its

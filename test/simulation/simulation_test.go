@@ -3,6 +3,7 @@ package simulation
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"os"
 	"runtime"
 	"strings"
@@ -26,6 +27,11 @@ const enough = 20_000
 
 // Every promise holds under every seed.
 func TestSeeds(t *testing.T) {
+	given := map[string]bool{}
+	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	if why := mistake(given); why != "" {
+		t.Fatal(why)
+	}
 	if *one != 0 {
 		replay(t, *one)
 		return
@@ -87,6 +93,42 @@ func TestSeeds(t *testing.T) {
 	if *seeds >= enough {
 		for _, p := range problems {
 			t.Error(p)
+		}
+	}
+}
+
+// mistake says what is wrong with the flags that are given, or "".
+func mistake(given map[string]bool) string {
+	switch {
+	case given["seed"] && *one == 0:
+		return "seed 0 is none: seeds begin at 1 (make sim SEED=1)"
+	case *seeds < 1 && !*forever:
+		return fmt.Sprintf("%d seeds show nothing: want at least one (make sim SEEDS=1)", *seeds)
+	case *trace && !given["seed"]:
+		return "the events are those of one seed: say which (make sim SEED=1 TRACE=1)"
+	}
+	return ""
+}
+
+func TestFlagsWithoutEffectAreErrors(t *testing.T) {
+	defer func(n int, s uint64, e bool) { *seeds, *one, *trace = n, s, e }(*seeds, *one, *trace)
+	for _, c := range []struct {
+		given  string
+		seeds  int
+		one    uint64
+		events bool
+		says   string
+	}{
+		{"", 400, 0, false, ""},
+		{"seed", 400, 3, true, ""},
+		{"seed", 400, 0, false, "SEED=1"},
+		{"seeds", 0, 0, false, "SEEDS=1"},
+		{"seeds", -1, 0, false, "SEEDS=1"},
+		{"seeds", 3, 0, true, "TRACE=1"},
+	} {
+		*seeds, *one, *trace = c.seeds, c.one, c.events
+		if got := mistake(map[string]bool{c.given: true}); (got == "") != (c.says == "") || !strings.Contains(got, c.says) {
+			t.Errorf("%+v: %q", c, got)
 		}
 	}
 }
