@@ -65,7 +65,7 @@ e2e: build ## only the tests over real processes
 	$(GO) test -count=1 -v ./test/e2e
 
 faults: ## clusters under every kind of trouble: one table, an error when a line is not met
-	$(GO) run ./test/faults
+	$(GO) run ./test/faults $(FAULTS)
 
 conform: model ## official OpenAI clients and a foreign router against our engines
 	test/conform/run

@@ -62,6 +62,14 @@ func main() {
 	c := &campaign{log: os.Stderr, pulse: newPulse()}
 	only := flag.String("only", "", "sections to run, separated by commas")
 	flag.BoolVar(&c.short, "short", false, "fewer repetitions: for CI")
+	flag.Func("patience", "how many times its time limit a line may take; 1 unless said", func(s string) error {
+		n, err := strconv.ParseUint(s, 10, 8)
+		if err == nil && n == 0 {
+			err = errors.New("want at least 1")
+		}
+		patience = time.Duration(n)
+		return err
+	})
 	flag.Uint64Var(&c.seed, "seed", 1, "of prompts and of what is drawn")
 	flag.Parse()
 	if err := run(c, *only, os.Stdout); err != nil {
@@ -89,8 +97,8 @@ func run(c *campaign, only string, w io.Writer) error {
 		}
 		c.say("%s: %.1f s", s.name, time.Since(start).Seconds())
 	}
-	fmt.Fprintf(w, "%d cores, %.0f s, seed %d; the harness's own timers were late by %.1f s in all\n\n",
-		runtime.NumCPU(), time.Since(began).Seconds(), c.seed, c.pulse.late().Seconds())
+	fmt.Fprintf(w, "%d cores, %.0f s, seed %d; the harness's own timers were late by %.1f s in all; time limits count %d-fold\n\n",
+		runtime.NumCPU(), time.Since(began).Seconds(), c.seed, c.pulse.late().Seconds(), patience)
 	if missed := c.table.print(w); missed > 0 {
 		return fmt.Errorf("%d lines are not met", missed)
 	}
