@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"tandem/internal/backend"
 )
 
 // A pipeListener accepts what is sent to it.
@@ -94,4 +96,36 @@ func TestHalfARequestIsNotWaitedForForEver(t *testing.T) {
 			})
 		})
 	}
+}
+
+// H089: the last words reach a client also when they take as long as the router
+// waits for an answer of a prefill engine that hangs.
+func TestLastWordsMayWaitForAPrefillEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ln := make(pipeListener)
+		running, stopped := make(chan struct{}), make(chan struct{})
+		h := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			close(running)
+			<-stopped
+			<-time.After(backend.DefaultLimits().Release)
+			w.WriteHeader(http.StatusServiceUnavailable)
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() {
+			done <- serveHTTP(ctx, ln, h, slog.New(slog.DiscardHandler), time.Second, nil, func() { close(stopped) })
+		}()
+		near, far := net.Pipe()
+		defer near.Close()
+		ln <- far
+		go func() { _, _ = near.Write([]byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n")) }()
+		<-running
+		cancel()
+		if line, err := bufio.NewReader(near).ReadString('\n'); err != nil || !strings.Contains(line, "503") {
+			t.Errorf("answer %q, %v; want 503", line, err)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -108,8 +108,13 @@ func serveHTTP(ctx context.Context, ln net.Listener, h http.Handler, log *slog.L
 // body included. Answers may take longer.
 const requestTime = time.Minute
 
-// tellGrace is what clients have to take the last words of a server that stops.
-const tellGrace = time.Second
+// tellGrace is what clients have to get the last words of a server that stops. A
+// router that waits for a prefill engine says them only when it has given that
+// up, backend.Limits.Release after the stop.
+const tellGrace = 4 * time.Second
+
+// lastGrace is what a process has, beyond its drain time, to end by itself.
+const lastGrace = tellGrace + 2*time.Second
 
 // unusedGrace is what a connection that has not yet sent a byte has left when
 // its server stops. Clients open connections ahead of need and leave them unused;

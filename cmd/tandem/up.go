@@ -305,12 +305,12 @@ func (c *cluster) wait(ctx context.Context) error {
 // that is going.
 func (c *cluster) end() {
 	if c.router != nil {
-		c.router.end(c.opt.grace + 2*time.Second)
+		c.router.end(c.opt.grace + lastGrace)
 	}
 	var wg sync.WaitGroup
 	for _, e := range c.engines {
 		if e != nil {
-			wg.Go(func() { e.end(c.opt.grace + 2*time.Second) })
+			wg.Go(func() { e.end(c.opt.grace + lastGrace) })
 		}
 	}
 	wg.Wait()
