@@ -23,6 +23,8 @@ func (e *Engine) carry(now time.Time) {
 			e.cfg.Connector.Load(f.load)
 		case doCancel:
 			e.cfg.Connector.CancelLoad(f.id)
+		case doTrack:
+			e.cfg.Connector.Track(f.g.req.Handoff)
 		case doUntrack:
 			e.cfg.Connector.Untrack(f.g.req.Handoff)
 		case doReturn:

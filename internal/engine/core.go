@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"cmp"
+	"slices"
 	"strconv"
 	"time"
 
@@ -23,7 +25,7 @@ type group struct {
 	left    int       // choices that have not ended
 	forked  bool      // the choices behind the first were submitted
 	over    bool      // ended, removed from the core
-	tracked bool      // the connector keeps the hand-off's lease alive
+	tracked bool      // the connector keeps the hand-off's lease alive, unless the core is stuck
 
 	prompt []sample.TokenLogprobs // collected prompt log-probabilities
 	usage  Usage
@@ -54,6 +56,7 @@ const (
 	doGrant                     // lease of fin, then out
 	doLoad                      // start load
 	doCancel                    // cancel the load of id
+	doTrack                     // hand-off of g needs renewals
 	doUntrack                   // hand-off of g needs no renewal any more
 	doReturn                    // give the hand-off of g back unread
 	doDone                      // log and count the end of g
@@ -82,6 +85,7 @@ type core struct {
 	groups   map[*group]struct{}
 	loads    map[kv.RequestID]*group // under way, those of aborted requests too
 	arrivals uint64
+	stuck    bool // nothing moves before peers return leases
 
 	sampler sample.Sampler
 	results []sched.Result
@@ -161,12 +165,38 @@ func (c *core) next(now time.Time) bool {
 	if n := len(c.plan.Preempted); n > 0 {
 		c.metrics.Preempted(n)
 	}
+	c.renewals()
 	return len(c.plan.Batch.Seqs) > 0
 }
 
 func (c *core) start(g *group, now time.Time) {
 	if g.planned.IsZero() {
 		g.planned = now
+	}
+}
+
+// renewals stops the renewals of all hand-offs while the core is stuck. Its peers
+// may be stuck too, each waiting for the leases that the other keeps alive; then
+// the leases end at their deadlines, and somebody goes on.
+func (c *core) renewals() {
+	stuck := c.sched.Stuck()
+	if stuck == c.stuck {
+		return
+	}
+	c.stuck = stuck
+	kind := doTrack
+	if stuck {
+		kind = doUntrack
+	}
+	var all []*group
+	for g := range c.groups {
+		if g.tracked {
+			all = append(all, g)
+		}
+	}
+	slices.SortFunc(all, func(a, b *group) int { return cmp.Compare(a.arrival, b.arrival) })
+	for _, g := range all {
+		c.do(effect{kind: kind, g: g})
 	}
 }
 

@@ -375,7 +375,7 @@ func (e *Engine) event(ev *event, now time.Time) {
 	switch ev.kind {
 	case evSubmit:
 		g.tracked = g.req.Handoff != nil
-		if g.tracked {
+		if g.tracked && !e.core.stuck {
 			e.cfg.Connector.Track(g.req.Handoff)
 		}
 		if err := e.core.submit(g, now); err != nil {

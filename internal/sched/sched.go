@@ -184,6 +184,12 @@ func (s *Scheduler) Abort(id kv.RequestID) Aborting {
 	return a
 }
 
+// Stuck reports whether nothing can move before leased blocks come back: requests
+// wait for blocks, none runs, loads or is to run, and there are leases.
+func (s *Scheduler) Stuck() bool {
+	return s.leased > 0 && s.queue.len() > 0 && len(s.running)+len(s.loads)+len(s.parked)+len(s.ghosts) == 0
+}
+
 // Release takes back blocks that a Finished handed over. They may come in
 // parts.
 func (s *Scheduler) Release(blocks []kv.BlockID) {
