@@ -64,8 +64,9 @@ golden: model ## the golden rules on every kernel path, with distances printed
 e2e: build ## only the tests over real processes
 	$(GO) test -count=1 -v ./test/e2e
 
-faults: ## clusters under every kind of trouble: one table, an error when a line is not met
+faults: model ## clusters under every kind of trouble, and what recovery costs: an error when a line is not met
 	$(GO) run ./test/faults $(FAULTS)
+	$(GO) run ./test/bench -only recovery
 
 conform: model ## official OpenAI clients and a foreign router against our engines
 	test/conform/run
