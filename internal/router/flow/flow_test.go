@@ -150,4 +150,12 @@ func TestUnansweredSaysWhatHappened(t *testing.T) {
 	f.Picked(backend.Prefill, "p")
 	f.Prefilled(cut)
 	says("engine d:1 ended the exchange without an answer; no other prefill engine is ready", f.Picked(backend.Prefill, ""))
+
+	f = New[engine](false, 1)
+	f.Start()
+	f.Picked(backend.Prefill, "p")
+	f.Prefilled(cut)
+	f.Picked(backend.Prefill, "p2")
+	f.Prefilled(made)
+	says("engine d:1 ended the exchange without an answer; no decode engine is ready", f.Picked(backend.Decode, ""))
 }
