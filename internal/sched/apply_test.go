@@ -1,6 +1,10 @@
 package sched
 
-import "testing"
+import (
+	"testing"
+
+	"tandem/internal/kv"
+)
 
 // A step is answered once: its results are not taken for those of the next one.
 func TestApplyAnswersAPlanOnce(t *testing.T) {
@@ -59,4 +63,39 @@ func TestTagsComeBack(t *testing.T) {
 		t.Fatalf("%d hand-offs are of no use", len(p.Unread))
 	}
 	want("the hand-off", p.Unread[0].Tag)
+}
+
+// The sums count a prompt once, with its first token, be it the last as well.
+func TestPromptsAreSummedWithTheirFirstToken(t *testing.T) {
+	for _, most := range []int{1, 3} {
+		w := newWorld(t, pool(8))
+		w.damage = func(Load) []int { return []int{1} }
+		w.must(Request{ID: "A", Prompt: prompt(1, 40), MaxTokens: most, External: 40})
+		w.finish(20)
+		got := w.s.Stats().Totals
+		if got.Prompt != 40 || got.Loaded != 23 || got.Recomputed != 16 || got.Computed != 1 || got.Output != uint64(most) {
+			t.Errorf("%d tokens: %+v", most, got)
+		}
+		w.damage = func(Load) []int { return nil }
+		w.must(Request{ID: "B", Prompt: prompt(1, 40), MaxTokens: most})
+		w.finish(20)
+		if got = w.s.Stats().Totals; got.Prompt != 80 || got.Local != 32 || got.Computed != 9 {
+			t.Errorf("%d tokens, again: %+v", most, got)
+		}
+	}
+}
+
+// Without the prefix cache nothing is indexed, so nothing that is free still
+// holds the KV of a prompt.
+func TestNothingIsIndexedWithoutThePrefixCache(t *testing.T) {
+	cfg := pool(8)
+	cfg.PrefixCache = false
+	w := newWorld(t, cfg)
+	for _, id := range []string{"A", "B"} {
+		c := w.must(Request{ID: kv.RequestID(id), Prompt: prompt(1, 40), MaxTokens: 2})
+		w.finish(20)
+		if st := w.s.Stats(); st.Indexed != 0 || c.counts.Local != 0 {
+			t.Errorf("%s: %d blocks indexed, %d tokens hit", id, st.Indexed, c.counts.Local)
+		}
+	}
 }
