@@ -35,11 +35,10 @@ type warmer struct {
 
 func newWarmer(pool *kv.Pool, arenas []*kv.Arena) *warmer {
 	size := arenas[0].Layout().BlockBytes()
-	w := &warmer{
+	return &warmer{
 		pool: pool, arenas: arenas, ahead: max(1, warmBytes/size), piece: max(1, warmPiece/size),
 		high: -1, wake: make(chan struct{}, 1),
 	}
-	return w
 }
 
 // look tells the warmer how far the pool is. The loop calls it after planning.
