@@ -38,7 +38,7 @@ test: model ## run every test of the main module
 	$(GO) test ./...
 
 race: model ## the concurrent packages under the race detector (needs gcc)
-	CGO_ENABLED=1 $(GO) test -race $(RACE_PKGS)
+	CGO_ENABLED=1 $(GO) test -race -short $(RACE_PKGS)
 
 invariants: model ## the same packages with expensive checks after every step
 	$(GO) test -tags invariants $(RACE_PKGS) ./test/simulation

@@ -173,7 +173,7 @@ func TestAbortInEveryState(t *testing.T) {
 		},
 		"hand-off waits in the queue": func(t *testing.T, x *world) *Stream {
 			for i := range 4 {
-				s := x.submit(t, greedy(prompt(400, i), 30))
+				s := x.submit(t, greedy(prompt(200, i), 5))
 				t.Cleanup(s.Close)
 			}
 			r := greedy(prompt(100, 1), 10)
@@ -188,7 +188,7 @@ func TestAbortInEveryState(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var x world
 			x.pair, x.g = startHeldPair(t, sim.Config{}, sim.Config{Blocks: 256}, Config{}, Config{MaxSeqs: 2, MaxBatchedTokens: 64})
-			for range 10 {
+			for range 50 {
 				s := make(t, &x)
 				s.Abort("test")
 				s.Abort("again")

@@ -226,27 +226,42 @@ func TestSaltsShareNothing(t *testing.T) {
 
 // H092: what requests leave behind does not grow with their number, on P or D.
 func TestManyRequestsLeaveNothing(t *testing.T) {
-	x := startPair(t, sim.Config{}, sim.Config{}, Config{}, Config{})
-	heap := func() uint64 {
-		runtime.GC()
-		runtime.GC() // what finalizers kept
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
+	many := 50_000
+	if testing.Short() {
+		many = 10_000
 	}
-	ask := func(n int) {
-		for i := range n {
-			x.both(t, greedy(prompt(17+i%50, i), 2))
+	for _, uncached := range []bool{false, true} {
+		x := startPair(t, sim.Config{}, sim.Config{}, Config{NoPrefixCache: uncached}, Config{NoPrefixCache: uncached})
+		heap := func() uint64 {
+			runtime.GC()
+			runtime.GC() // what finalizers kept
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			return m.HeapAlloc
 		}
+		ask := func(from, to int) {
+			var wg sync.WaitGroup
+			for w := range 8 {
+				wg.Go(func() {
+					for i := from + w; i < to; i += 8 {
+						x.both(t, greedy(prompt(17+i%20, i), 2))
+					}
+				})
+			}
+			wg.Wait()
+		}
+		ask(0, 5000)
+		early := heap()
+		ask(5000, many)
+		if late := heap(); late > early+(2<<20) {
+			t.Errorf("uncached %v: the heap grew from %d to %d bytes", uncached, early, late)
+		}
+		if u := x.both(t, greedy(prompt(60, -1), 2)).last.Usage; u.Loaded+u.LocalHit != 59 || u.Loaded == 0 {
+			t.Errorf("uncached %v: usage %+v", uncached, u)
+		}
+		if s := x.d.Status().Stats; s.Local > 0 == uncached {
+			t.Errorf("uncached %v: %d tokens hit", uncached, s.Local)
+		}
+		x.settled(t)
 	}
-	ask(500)
-	early := heap()
-	ask(4500)
-	if late := heap(); late > early+(1<<20) {
-		t.Errorf("the heap grew from %d to %d bytes", early, late)
-	}
-	if u := x.both(t, greedy(prompt(60, -1), 2)).last.Usage; u.Loaded+u.LocalHit != 59 || u.Loaded == 0 {
-		t.Errorf("usage %+v", u)
-	}
-	x.settled(t)
 }

@@ -433,35 +433,43 @@ func TestAbortInEveryState(t *testing.T) {
 				r.External = 0
 			}
 			w.must(r)
-			q := func() *request { return w.s.requests[r.ID] }
+			// reached checks that the request is in its state, before the abort.
+			reached := func(is status, blocks, output bool) {
+				t.Helper()
+				if q := w.s.requests[r.ID]; q.status != is || len(q.blocks) > 0 != blocks || q.counts.Output > 0 != output {
+					t.Fatalf("%s: %v with %d blocks and %d tokens", state, q.status, len(q.blocks), q.counts.Output)
+				}
+			}
 			switch state {
+			case "queued":
+				reached(queued, false, false)
 			case "loading":
 				w.loadSteps = func() int { return 5 }
 				w.tick()
+				reached(loading, true, false)
 			case "parked":
 				w.tick()
 				w.step += 5
 				w.arrive()
-				if q().status != queued || len(q().blocks) == 0 {
-					t.Fatal("not parked")
-				}
+				reached(queued, true, false)
 			case "prefill":
 				w.tick()
+				reached(running, true, false)
 			case "decode", "preempted":
 				for range 6 {
 					w.tick()
 				}
-				if q().counts.Output == 0 {
-					t.Fatal("does not decode")
-				}
+				reached(running, true, true)
 				if state == "preempted" {
-					w.s.preempt(q())
+					w.s.preempt(w.s.requests[r.ID])
+					reached(queued, false, true)
 				}
 			case "step":
 				w.tick()
 				w.step += 5
 				w.arrive()
 				p := w.s.Plan()
+				reached(running, true, false)
 				results := w.compute(p)
 				w.abort(r.ID)
 				if got := w.s.Apply(results); len(got) != 0 {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"tandem/internal/kv"
@@ -165,24 +166,34 @@ func TestAbortInEveryStateAroundAFailure(t *testing.T) {
 	states := map[string]int{}
 	for _, fail := range []bool{false, true} {
 		for name, lost := range patterns {
-			for at := range 30 {
-				cfg := pool(32)
-				cfg.MaxBatchedTokens = 12
-				w := newWorld(t, cfg)
-				w.loadSteps, w.fail = func() int { return 3 }, fail
-				w.damage = damaged(lost)
-				c := w.must(Request{ID: "A", Prompt: prompt(1, 100), MaxTokens: 5, External: 100})
-				w.must(Request{ID: "beside", Prompt: prompt(1, 90), MaxTokens: 5, External: 90})
-				was := w.life(at, func() { w.abort("A") })
-				states[was]++
-				w.finish(60)
-				if was != "" && c.why != Aborted {
-					t.Fatalf("%s, aborted %s: %v", name, was, c.why)
+			for n := 94; n <= 100; n++ {
+				for at, was := 0, "queued"; was != ""; at++ {
+					cfg := pool(32)
+					cfg.MaxBatchedTokens = 12
+					w := newWorld(t, cfg)
+					w.loadSteps, w.fail = func() int { return 3 }, fail
+					w.damage = damaged(lost)
+					c := w.must(Request{ID: "A", Prompt: prompt(1, n), MaxTokens: 5, External: n})
+					w.must(Request{ID: "beside", Prompt: prompt(1, 90), MaxTokens: 5, External: 90})
+					was = w.life(at, func() { w.abort("A") })
+					states[was]++
+					if kind, _, ok := strings.Cut(was, " at "); ok {
+						states[kind]++
+					}
+					w.finish(60)
+					if was != "" && c.why != Aborted {
+						t.Fatalf("%s, aborted %s: %v", name, was, c.why)
+					}
 				}
 			}
 		}
 	}
-	for _, want := range []string{"loading", "parked", "decoding", "recomputing at 12", "recomputing at 48", ""} {
+	for _, want := range []string{"queued", "loading", "parked", "decoding", "recomputing"} {
+		if states[want] < 50 {
+			t.Errorf("%d were met %s: %v", states[want], want, states)
+		}
+	}
+	for _, want := range []string{"recomputing at 12", "recomputing at 48", ""} {
 		if states[want] == 0 {
 			t.Errorf("nobody was met %q: %v", want, states)
 		}
