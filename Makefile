@@ -92,11 +92,16 @@ mutants: ## break the recovery code in listed ways: the named tests must notice
 mutants-nightly: ## break it in every small way; prints what no test noticed (hours)
 	$(GO) run ./test/mutants -generate
 
-gen: ## regenerate the assembly kernels
-	cd internal/compute/gen && $(GO) run .
+# The pages are made by tests, which compare them too: make test fails on an old one.
+PAGES := $(GO) test -count=1 ./internal/telemetry -run 'PageIsTheCode$$'
 
-gen-check: ## fail when the committed assembly is not what the generator makes
+gen: ## regenerate the assembly kernels and the pages under docs that come from the code
+	cd internal/compute/gen && $(GO) run .
+	$(PAGES) -update
+
+gen-check: ## fail when committed assembly or pages are not what the generators make
 	cd internal/compute/gen && $(GO) run . -check
+	$(PAGES)
 
 tidy-check: ## fail when go.mod is not tidy
 	$(GO) mod tidy -diff

@@ -177,9 +177,9 @@ func (c *call) timed(ctx context.Context, b *backend.Backend, o *flow.Outcome) f
 func (c *call) release(ctx context.Context, e flow.Effect[*backend.Backend]) {
 	ctx = context.WithoutCancel(ctx)
 	c.r.releases.Go(func() {
-		result := "ok"
+		result := releaseOK
 		if err := e.From.Release(ctx, c.header, e.Handoff); err != nil {
-			result = "lost"
+			result = releaseLost
 			c.r.cfg.Log.Warn("hand-off not released; its lease will end it", "id", c.id, "backend", e.From.Name(), "err", err)
 		}
 		c.r.cfg.Metrics.Release(result)

@@ -12,6 +12,15 @@ type Metrics struct {
 	State   func(role, name string, ready bool)
 }
 
+// How a release of a hand-off ends.
+const (
+	releaseOK   = "ok"
+	releaseLost = "lost" // P did not confirm it: the lease runs out
+)
+
+// ReleaseOutcomes returns what Metrics.Release is told.
+func ReleaseOutcomes() []string { return []string{releaseOK, releaseLost} }
+
 // fill makes every function safe to call.
 func (m *Metrics) fill(h *bystander.Hooks) {
 	m.Request = bystander.Safe4(h, m.Request)

@@ -82,12 +82,12 @@ func NewEngine(cfg EngineConfig) *Engine {
 	t.reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	t.Handler = promhttp.HandlerFor(t.reg, promhttp.HandlerOpts{EnableOpenMetrics: true})
 	t.constant("tandem_build_info", "Always 1; the label tells the version.", prometheus.Labels{"version": cfg.Version})
-	t.constant("vllm:cache_config_info", "Always 1; the labels tell the geometry of the KV cache.", prometheus.Labels{
+	t.constant("vllm:cache_config_info", "Always 1; the labels tell the tokens of a block and the number of blocks.", prometheus.Labels{
 		"block_size": strconv.Itoa(cfg.BlockTokens), "num_gpu_blocks": strconv.Itoa(cfg.Blocks),
 	})
 	if lost := cfg.LostLines; lost != nil {
 		t.reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "tandem_log_lines_lost_total", ConstLabels: t.labels, Help: "Log lines that were not written, since the log did not take them in time.",
+			Name: "tandem_log_lines_lost_total", ConstLabels: t.labels, Help: "Log lines that were not written, since whatever takes the log did not take them in time.",
 		}, func() float64 { return float64(lost()) }))
 	}
 	t.engineMetrics(cfg)
@@ -130,23 +130,23 @@ func (t *Engine) histogram(name, help string, buckets []float64) prometheus.Hist
 
 func (t *Engine) engineMetrics(cfg EngineConfig) {
 	tokens := oneTwoFive(cfg.MaxModelLen)
-	first := t.histogram("vllm:time_to_first_token_seconds", "Seconds from submission to the first token.", firstTokenSeconds)
+	first := t.histogram("vllm:time_to_first_token_seconds", "Seconds from a request's arrival in the engine to its first token: queue, KV load and prefill.", firstTokenSeconds)
 	inter := t.histogram("vllm:inter_token_latency_seconds", "Seconds between two tokens of a choice.", perTokenSeconds)
-	perToken := t.histogram("vllm:request_time_per_output_token_seconds", "Mean seconds per token after the first, by request.", perTokenSeconds)
-	step := t.histogram("vllm:iteration_tokens_total", "Tokens computed in a step.", powersOfTwo(0, 14, 1))
-	preempted := t.counter("vllm:num_preemptions", "Requests that gave their blocks back.")
-	queries := t.counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix index.")
-	hits := t.counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix index.")
-	extQueries := t.counter("vllm:external_prefix_cache_queries", "Prompt tokens not found here that another engine could have offered.")
+	perToken := t.histogram("vllm:request_time_per_output_token_seconds", "Mean seconds per token after the first, one value for each request.", perTokenSeconds)
+	step := t.histogram("vllm:iteration_tokens_total", "Tokens computed in one step, of prompts and of answers.", powersOfTwo(0, 14, 1))
+	preempted := t.counter("vllm:num_preemptions", "Running requests that lost their blocks to others and are computed again later.")
+	queries := t.counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+	hits := t.counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+	extQueries := t.counter("vllm:external_prefix_cache_queries", "Prompt tokens not found in the prefix cache, which another engine could have offered.")
 	extHits := t.counter("vllm:external_prefix_cache_hits", "Prompt tokens read from another engine and verified.")
-	prompt := t.counter("vllm:prompt_tokens", "Prompt tokens of admitted requests.")
-	cached := t.counter("vllm:prompt_tokens_cached", "Prompt tokens that were not computed here.")
+	prompt := t.counter("vllm:prompt_tokens", "Prompt tokens of requests that reached their first token.")
+	cached := t.counter("vllm:prompt_tokens_cached", "Prompt tokens that were not computed here: found in the prefix cache or read from another engine.")
 	generated := t.counter("vllm:generation_tokens", "Tokens generated.")
-	source := t.counters("vllm:prompt_tokens_by_source", "Prompt tokens by the source of their KV.", "source",
+	source := t.counters("vllm:prompt_tokens_by_source", "Prompt tokens by the source of their KV, with vLLM's names of sources.", "source",
 		"local_compute", "local_cache_hit", "external_kv_transfer")
-	own := t.counters("tandem_prompt_tokens_by_source", "Prompt tokens of admitted requests by the source of their KV: they add up to vllm:prompt_tokens.", "source",
+	own := t.counters("tandem_prompt_tokens_by_source", "Prompt tokens by the source of their KV: loaded from P, found locally, promised by P but recomputed here, computed. They add up to vllm:prompt_tokens_total.", "source",
 		"loaded", "local", "recomputed", "computed")
-	success := t.counters("vllm:request_success", "Requests that ended, by reason.", "finished_reason", "stop", "length", "abort", "error")
+	success := t.counters("vllm:request_success", "Requests that ended, by reason; error and abort are no success, whatever the name says.", "finished_reason", "stop", "length", "abort", "error")
 	loads := make([]string, 0, 8)
 	for _, c := range connector.LoadClasses() {
 		loads = append(loads, string(c))
@@ -154,15 +154,15 @@ func (t *Engine) engineMetrics(cfg EngineConfig) {
 	failed := t.counters("tandem_kv_load_failures", "KV loads that did not bring all their tiles, by class.", "class", loads...)
 	recovered := t.counter("tandem_kv_load_recovered_requests", "Requests whose missing KV was computed here after a failed load.")
 	recomputed := t.counter("tandem_kv_load_recomputed_tokens", "Tokens computed here after a failed load.")
-	e2e := t.histogram("vllm:e2e_request_latency_seconds", "Seconds from submission to the end.", requestSeconds)
-	queue := t.histogram("vllm:request_queue_time_seconds", "Seconds from submission to the first step.", requestSeconds)
+	e2e := t.histogram("vllm:e2e_request_latency_seconds", "Seconds from a request's arrival in the engine to its end.", requestSeconds)
+	queue := t.histogram("vllm:request_queue_time_seconds", "Seconds from a request's arrival in the engine to its first step, its KV load included.", requestSeconds)
 	inference := t.histogram("vllm:request_inference_time_seconds", "Seconds from the first step to the end.", requestSeconds)
 	prefill := t.histogram("vllm:request_prefill_time_seconds", "Seconds from the first step to the first token.", requestSeconds)
 	decode := t.histogram("vllm:request_decode_time_seconds", "Seconds from the first token to the end.", requestSeconds)
 	promptSize := t.histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", tokens)
 	outSize := t.histogram("vllm:request_generation_tokens", "Generated tokens of a request.", tokens)
-	maxOut := t.histogram("vllm:request_max_num_generation_tokens", "Tokens that a choice could have.", tokens)
-	computed := t.histogram("vllm:request_prefill_kv_computed_tokens", "Prompt tokens of a request computed here.", tokens)
+	maxOut := t.histogram("vllm:request_max_num_generation_tokens", "Tokens that a choice of a request may have at most.", tokens)
+	computed := t.histogram("vllm:request_prefill_kv_computed_tokens", "Prompt tokens of a request that were computed here.", tokens)
 
 	t.Engine = engine.Metrics{
 		Step:       func(n, _ int, _ time.Duration) { step.Observe(float64(n)) },
@@ -213,17 +213,17 @@ func (t *Engine) engineMetrics(cfg EngineConfig) {
 }
 
 func (t *Engine) connectorMetrics() {
-	seconds := t.histogram("vllm:nixl_xfer_time_seconds", "Seconds of a read from one rank of a peer.", transferSeconds)
-	post := t.histogram("vllm:nixl_post_time_seconds", "Seconds of posting a read.", postSeconds)
-	size := t.histogram("vllm:nixl_bytes_transferred", "Bytes of a read.", powersOfTwo(11, 33, 2))
-	pieces := t.histogram("vllm:nixl_num_descriptors", "Contiguous ranges of a read.", descriptors)
-	failed := t.counter("vllm:nixl_num_failed_transfers", "Loads that did not bring all their tiles.")
+	seconds := t.histogram("vllm:nixl_xfer_time_seconds", "Seconds of a read from one rank of a peer, all tiles valid.", transferSeconds)
+	post := t.histogram("vllm:nixl_post_time_seconds", "Seconds of handing a read to the transfer agent.", postSeconds)
+	size := t.histogram("vllm:nixl_bytes_transferred", "Bytes of a read from one rank of a peer.", powersOfTwo(11, 33, 2))
+	pieces := t.histogram("vllm:nixl_num_descriptors", "Contiguous ranges of memory in a read.", descriptors)
+	failed := t.counter("vllm:nixl_num_failed_transfers", "KV loads that did not bring all their tiles, as tandem_kv_load_failures_total.")
 	notices := t.counter("vllm:nixl_num_failed_notifications", "Returns of leases that were never acknowledged.")
-	expired := t.counter("vllm:nixl_num_kv_expired_reqs", "Leases that ran out unread.")
+	expired := t.counter("vllm:nixl_num_kv_expired_reqs", "Leases that ran out unread: counted by P when it ends one, by D when it meets one that had ended.")
 	handshakes := t.counters("tandem_peer_handshakes", "Handshakes with peers, by outcome.", "outcome", "ok", "failed")
-	shake := t.histogram("tandem_peer_handshake_seconds", "Seconds of a handshake.", postSeconds)
+	shake := t.histogram("tandem_peer_handshake_seconds", "Seconds of a handshake, failed ones included.", postSeconds)
 	load := t.histogram("tandem_kv_load_seconds", "Seconds from the start of a load to its report, all tiles valid.", postSeconds)
-	byPeer := t.peerCounter("tandem_peer_load_failures", "Loads that did not bring all their tiles, by peer and class.", "class")
+	byPeer := t.peerCounter("tandem_peer_load_failures", "KV loads that did not bring all their tiles, by peer and class.", "class")
 	bytesOf := t.peerCounter("tandem_peer_loaded_bytes", "Bytes of reads that brought all their tiles, by peer.", "")
 	returnsTo := t.peerCounter("tandem_peer_failed_returns", "Returns of leases that were never acknowledged, by peer.", "")
 	t.Connector = connector.Metrics{
@@ -259,10 +259,10 @@ func (t *Engine) connectorMetrics() {
 
 func (t *Engine) serverMetrics(cfg EngineConfig) {
 	requests := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "http_requests_total", Help: "HTTP requests by path, method and status class.",
+		Name: "http_requests_total", Help: "HTTP requests by path, method and status.",
 	}, []string{"handler", "method", "status"})
 	t.reg.MustRegister(requests)
-	n := t.histogram("vllm:request_params_n", "Choices that a request asked for.", choices)
+	n := t.histogram("vllm:request_params_n", "Choices that a request asked for (n).", choices)
 	maxTokens := t.histogram("vllm:request_params_max_tokens", "max_tokens of a request that set it.", oneTwoFive(cfg.MaxModelLen))
 	t.Server = server.Metrics{
 		Request: func(path, method string, status int, _ time.Duration) {
@@ -285,28 +285,28 @@ func (t *Engine) Watch(status func() engine.Status, leases func() connector.Leas
 			func() float64 { return f(status()) }))
 	}
 	const byReason = "vllm:num_requests_waiting_by_reason"
-	gauge("vllm:num_requests_running", "Requests in the batch.", nil, func(s engine.Status) float64 { return float64(s.Stats.Running) })
-	gauge("vllm:num_requests_waiting", "Requests that wait, for blocks or for KV.", nil,
+	gauge("vllm:num_requests_running", "Requests that run: they have blocks and take part in steps.", nil, func(s engine.Status) float64 { return float64(s.Stats.Running) })
+	gauge("vllm:num_requests_waiting", "Requests that wait, for blocks or for the KV of another engine.", nil,
 		func(s engine.Status) float64 { return float64(s.Stats.Waiting + s.Stats.Loading) })
-	gauge(byReason, "Requests that wait, by reason.", prometheus.Labels{"reason": "capacity"},
+	gauge(byReason, "Requests that wait, by reason: for blocks or a place in the batch (capacity), for the KV of another engine (deferred).", prometheus.Labels{"reason": "capacity"},
 		func(s engine.Status) float64 { return float64(s.Stats.Waiting) })
-	gauge(byReason, "Requests that wait, by reason.", prometheus.Labels{"reason": "deferred"},
+	gauge(byReason, "Requests that wait, by reason: for blocks or a place in the batch (capacity), for the KV of another engine (deferred).", prometheus.Labels{"reason": "deferred"},
 		func(s engine.Status) float64 { return float64(s.Stats.Loading) })
-	gauge("vllm:kv_cache_usage_perc", "Share of blocks in use, 0 to 1.", nil, func(s engine.Status) float64 {
+	gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, from 0 to 1; blocks that only the prefix cache holds are free.", nil, func(s engine.Status) float64 {
 		if s.Stats.Blocks == 0 {
 			return 0
 		}
 		return 1 - float64(s.Stats.Free)/float64(s.Stats.Blocks)
 	})
-	gauge("vllm:engine_sleep_state", "1 for the state of the engine.", prometheus.Labels{"sleep_state": "awake"},
+	gauge("vllm:engine_sleep_state", "1 for the state that the engine is in; it is always awake.", prometheus.Labels{"sleep_state": "awake"},
 		func(engine.Status) float64 { return 1 })
-	gauge("tandem_engine_stalled_seconds", "How long the present turn of the step loop has taken.", nil,
+	gauge("tandem_engine_stalled_seconds", "Seconds that the present turn of the step loop has taken; 0 when there is nothing to do.", nil,
 		func(s engine.Status) float64 { return s.Stalled.Seconds() })
 	if leases == nil {
 		return
 	}
-	gauge("tandem_leases", "Leases by state.", prometheus.Labels{"state": "unclaimed"},
+	gauge("tandem_leases", "Leases of this engine, by state: nobody reads yet (unclaimed), a decode engine reads now (claimed).", prometheus.Labels{"state": "unclaimed"},
 		func(engine.Status) float64 { l := leases(); return float64(l.Live - l.Claimed) })
-	gauge("tandem_leases", "Leases by state.", prometheus.Labels{"state": "claimed"},
+	gauge("tandem_leases", "Leases of this engine, by state: nobody reads yet (unclaimed), a decode engine reads now (claimed).", prometheus.Labels{"state": "claimed"},
 		func(engine.Status) float64 { return float64(leases().Claimed) })
 }

@@ -12,28 +12,28 @@ import (
 )
 
 // Router returns the metrics of a router and the handler of its /metrics.
-//
-//	tandem_router_requests_total{path,route,status}   client calls
-//	tandem_router_request_seconds{path,route}         from the first to the last byte
-//	tandem_router_leg_seconds{role,backend,outcome}   one exchange with an engine
-//	tandem_router_failed_legs_total{role,outcome}     legs that another engine might serve
-//	tandem_router_releases_total{outcome}             hand-offs given back by the router
-//	tandem_router_backend_ready{role,backend}         1 when the engine can serve
-//	tandem_build_info{version}                        1
 func Router(version string) (router.Metrics, http.Handler) {
+	reg, m := routerMetrics(version)
+	return m, promhttp.HandlerFor(reg, promhttp.HandlerOpts{EnableOpenMetrics: true})
+}
+
+func routerMetrics(version string) (*prometheus.Registry, router.Metrics) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	seconds := []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120}
 	requests := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_router_requests_total", Help: "Client calls by path, route and status."}, []string{"path", "route", "status"})
 	request := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_router_request_seconds", Help: "Seconds from the request to the last byte of its answer.", Buckets: seconds}, []string{"path", "route"})
-	leg := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_router_leg_seconds", Help: "Seconds of one exchange with an engine; of a decode leg, until its first byte.", Buckets: seconds}, []string{"role", "backend", "outcome"})
-	failed := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_router_failed_legs_total", Help: "Legs that failed in a way that another engine might not."}, []string{"role", "outcome"})
-	releases := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_router_releases_total", Help: "Hand-offs that the router gave back, by outcome."}, []string{"outcome"})
-	ready := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "tandem_router_backend_ready", Help: "1 when the engine can serve."}, []string{"role", "backend"})
+	leg := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tandem_router_leg_seconds", Help: "Seconds of one exchange with an engine; of a decode leg whose answer is a stream, until the first content.", Buckets: seconds}, []string{"role", "backend", "outcome"})
+	failed := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_router_failed_legs_total", Help: "Legs that failed in a way that another engine might not: each led to a retry or to an error."}, []string{"role", "outcome"})
+	releases := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_router_releases_total", Help: "Hand-offs that no decode engine took and the router gave back to P: P took it (ok), or did not answer (lost)."}, []string{"outcome"})
+	ready := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "tandem_router_backend_ready", Help: "1 when the engine can serve, 0 when it cannot."}, []string{"role", "backend"})
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "tandem_build_info", Help: "Always 1; the label tells the version."}, []string{"version"})
 	info.WithLabelValues(version).Set(1)
 	reg.MustRegister(requests, request, leg, failed, releases, ready, info)
-	m := router.Metrics{
+	for _, outcome := range router.ReleaseOutcomes() {
+		releases.WithLabelValues(outcome) // visible before the first event
+	}
+	return reg, router.Metrics{
 		Request: func(path, route string, status int, s float64) {
 			requests.WithLabelValues(path, route, statusClass(status)).Inc()
 			request.WithLabelValues(path, route).Observe(s)
@@ -49,7 +49,6 @@ func Router(version string) (router.Metrics, http.Handler) {
 			ready.WithLabelValues(role, name).Set(v)
 		},
 	}
-	return m, promhttp.HandlerFor(reg, promhttp.HandlerOpts{EnableOpenMetrics: true})
 }
 
 // statusClass keeps the label bounded: the statuses in use, "0" where the
