@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -29,7 +31,6 @@ type assembly struct {
 	server    *server.Server
 	chaos     *fault.Injector // nil: not enabled
 	metrics   *telemetry.Engine
-	removeDir func() error // of the folder of the peer socket; nil: not ours
 }
 
 // assemble wires the parts above the model.
@@ -106,13 +107,9 @@ func (s *assembly) openConnector(t transferConfig, info engine.ModelInfo, arenas
 	for i, f := range info.Fingerprint {
 		factors[i] = connector.Factor(f)
 	}
-	dir := s.o.socketDir
-	if dir == "" {
-		var err error
-		if dir, s.removeDir, err = s.o.leave.tempDir("tandem-"); err != nil {
-			return nil, fmt.Errorf("the peer socket: %w; give a folder with --peer-socket-dir", err)
-		}
-	}
+	// One folder for all engines of a user: who starts removes the sockets there of
+	// those that were killed.
+	dir := cmp.Or(s.o.socketDir, filepath.Join(os.TempDir(), fmt.Sprintf("tandem-%d", os.Geteuid())))
 	var decorate func(connector.Network) connector.Network
 	if s.chaos != nil {
 		decorate = func(n connector.Network) connector.Network { return fault.Network(n, s.chaos, arenas) }
@@ -145,14 +142,10 @@ func readToken(path string) ([]byte, error) {
 
 // discard gives back what was opened when something failed before run.
 func (s *assembly) discard() error {
-	var err error
-	if s.connector != nil {
-		err = s.connector.Close()
+	if s.connector == nil {
+		return nil
 	}
-	if s.removeDir != nil {
-		err = errors.Join(err, s.removeDir())
-	}
-	return err
+	return s.connector.Close()
 }
 
 // run serves until ctx ends, then stops from the top down: no new requests,
@@ -202,9 +195,6 @@ func (s *assembly) run(ctx context.Context, ln net.Listener) error {
 	connErr := <-connectorDone
 	stopReports()
 	reports.Wait()
-	if s.removeDir != nil {
-		err = errors.Join(err, s.removeDir())
-	}
 	s.log.Info("engine stopped")
 	return errors.Join(err, engineErr, connErr)
 }

@@ -14,7 +14,7 @@ func TestDefaultAddressesAreLoopback(t *testing.T) {
 	for _, c := range []struct {
 		cmd  *cobra.Command
 		flag string
-	}{{serveCommand(&leaver{}), "host"}, {serveCommand(&leaver{}), "peer-listen"}, {routeCommand(), "host"}, {upCommand(&leaver{}), "host"}} {
+	}{{serveCommand(), "host"}, {serveCommand(), "peer-listen"}, {routeCommand(), "host"}, {upCommand(), "host"}} {
 		f := c.cmd.Flags().Lookup(c.flag)
 		if f == nil {
 			t.Fatalf("%s has no --%s", c.cmd.Name(), c.flag)

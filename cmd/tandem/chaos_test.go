@@ -17,7 +17,7 @@ import (
 func tandem(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
-	root := rootCommand(&leaver{})
+	root := rootCommand()
 	root.SetOut(&out)
 	root.SetErr(&out)
 	root.SetArgs(args)

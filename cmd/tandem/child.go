@@ -48,9 +48,31 @@ func (p *prefixer) line(name, text string) {
 	fmt.Fprintf(p.w, "%-7s| %s\n", name, text)
 }
 
-// start runs this program as a child, with apiKey as its key where it takes
-// one, and waits until it says where it listens.
-func start(ctx context.Context, out *prefixer, name, apiKey string, args ...string) (*child, error) {
+// secrets are what a child is given that nobody else may see: by the environment
+// and by a pipe, since everyone on the machine can see arguments and a file would
+// outlive a kill. Empty: none.
+type secrets struct {
+	apiKey, token string
+}
+
+// tokenFD is the descriptor at which a child finds the token.
+const tokenFD = "/dev/fd/4"
+
+// pipe returns a pipe from which the token can be read.
+func (s secrets) pipe() (*os.File, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	_, err = w.WriteString(s.token) // a pipe takes it whole
+	if err = errors.Join(err, w.Close()); err != nil {
+		return nil, errors.Join(err, r.Close())
+	}
+	return r, nil
+}
+
+// start runs this program as a child and waits until it says where it listens.
+func start(ctx context.Context, out *prefixer, name string, secret secrets, args ...string) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("up: finding this program: %w", err)
@@ -60,13 +82,21 @@ func start(ctx context.Context, out *prefixer, name, apiKey string, args ...stri
 		return nil, fmt.Errorf("up: starting %s: %w", name, err)
 	}
 	defer r.Close() //nolint:errcheck // read to its end
+	files := []*os.File{w}
+	if secret.token != "" {
+		f, err := secret.pipe()
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("up: starting %s: %w", name, err), w.Close())
+		}
+		defer f.Close() //nolint:errcheck // the child's
+		files, args = append(files, f), append([]string{args[0], "--cluster-token-file", tokenFD}, args[1:]...)
+	}
 	c := &child{name: name, done: make(chan struct{})}
 	// The context does not kill: children end by their standard input, so that
 	// they drain.
 	c.cmd = exec.Command(self, append(args, "--announce-fd", "3", "--supervised")...) //nolint:noctx,gosec // see above; our own program
-	c.cmd.ExtraFiles = []*os.File{w}
-	// By the environment: arguments can be seen by everyone on the machine.
-	c.cmd.Env = append(os.Environ(), "TANDEM_API_KEY="+apiKey)
+	c.cmd.ExtraFiles = files
+	c.cmd.Env = append(os.Environ(), "TANDEM_API_KEY="+secret.apiKey)
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the parent, which ends all in order
 	stdin, err := c.cmd.StdinPipe()
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/signal"
 	"strings"
-	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -30,13 +29,12 @@ func main() {
 }
 
 func run() error {
-	var leave leaver
-	ctx, stop := signals(&leave)
+	ctx, stop := signals()
 	defer stop()
-	return rootCommand(&leave).ExecuteContext(ctx)
+	return rootCommand().ExecuteContext(ctx)
 }
 
-func rootCommand(leave *leaver) *cobra.Command {
+func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "tandem",
 		Short:         "Serve language models with prefill and decode in separate engines",
@@ -44,40 +42,13 @@ func rootCommand(leave *leaver) *cobra.Command {
 		SilenceErrors: true,
 		Version:       version,
 	}
-	root.AddCommand(upCommand(leave), serveCommand(leave), routeCommand(), statusCommand(), chaosCommand(), modelCommand(), versionCommand())
+	root.AddCommand(upCommand(), serveCommand(), routeCommand(), statusCommand(), chaosCommand(), modelCommand(), versionCommand())
 	return root
-}
-
-// A leaver removes folders with secrets and sockets when the process ends
-// without unwinding.
-type leaver struct {
-	mu   sync.Mutex
-	dirs []string
-}
-
-// tempDir makes a folder and returns what removes it.
-func (l *leaver) tempDir(pattern string) (dir string, remove func() error, err error) {
-	dir, err = os.MkdirTemp("", pattern)
-	if err != nil {
-		return "", nil, fmt.Errorf("making a temporary folder: %w", err)
-	}
-	l.mu.Lock()
-	l.dirs = append(l.dirs, dir)
-	l.mu.Unlock()
-	return dir, func() error { return os.RemoveAll(dir) }, nil
-}
-
-func (l *leaver) clean() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, d := range l.dirs {
-		_ = os.RemoveAll(d) // the process ends now
-	}
 }
 
 // signals returns a context that ends with the first SIGINT or SIGTERM. The
 // second one ends the process at once: whoever sends it does not want to wait.
-func signals(leave *leaver) (context.Context, context.CancelFunc) {
+func signals() (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ch := make(chan os.Signal, 2)
 	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM)
@@ -85,7 +56,6 @@ func signals(leave *leaver) (context.Context, context.CancelFunc) {
 		<-ch
 		cancel()
 		<-ch
-		leave.clean()
 		os.Exit(130)
 	}()
 	return ctx, cancel

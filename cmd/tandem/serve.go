@@ -57,7 +57,6 @@ type serveOptions struct {
 	noConnector bool
 	chaos       bool
 	token       []byte
-	leave       *leaver
 	logs        *bystander.Logs
 }
 
@@ -92,14 +91,14 @@ func (o *serveOptions) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.ownPolicy, "allow-request-policy", false, "let a request choose by the header X-KV-Load-Failure-Policy (fail or recompute) what happens when its KV load fails")
 	f.StringVar(&o.peerListen, "peer-listen", "127.0.0.1:0", "address for other engines")
 	f.StringVar(&o.advertise, "peer-advertise", "", "address that other engines dial (default: where --peer-listen was bound)")
-	f.StringVar(&o.socketDir, "peer-socket-dir", "", "folder for the peer socket of engines on this host (default: a new one)")
+	f.StringVar(&o.socketDir, "peer-socket-dir", "", "folder for the peer socket of engines on this host (default: one of this user's in the temporary folder)")
 	f.StringVar(&o.tokenFile, "cluster-token-file", "", "file with the cluster token")
 	f.IntVar(&o.announceFD, "announce-fd", 0, "descriptor to write the URL to")
 	f.BoolVar(&o.supervised, "supervised", false, "end with standard input")
 }
 
-func serveCommand(leave *leaver) *cobra.Command {
-	o := serveOptions{memory: 1 << 30, leave: leave}
+func serveCommand() *cobra.Command {
+	o := serveOptions{memory: 1 << 30}
 	var dotted map[string]string
 	cmd := &cobra.Command{
 		Use:   "serve [MODEL]",

@@ -11,7 +11,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -37,7 +36,7 @@ type upOptions struct {
 	decodeArgs      []string
 }
 
-func upCommand(leave *leaver) *cobra.Command {
+func upCommand() *cobra.Command {
 	var o upOptions
 	cmd := &cobra.Command{
 		Use:   "up [MODEL]",
@@ -46,7 +45,7 @@ func upCommand(leave *leaver) *cobra.Command {
 			"and a cluster token made for the occasion. Without MODEL the default model is used, and fetched when it is missing.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return up(cmd.Context(), o, args, leave, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return up(cmd.Context(), o, args, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	f := cmd.Flags()
@@ -83,12 +82,11 @@ func (o *upOptions) split() string {
 type cluster struct {
 	opt     upOptions
 	out     *prefixer
-	dir     string // token and sockets; removed at the end
 	engines []*child
 	router  *child
 }
 
-func up(ctx context.Context, o upOptions, args []string, leave *leaver, stdout, stderr io.Writer) error {
+func up(ctx context.Context, o upOptions, args []string, stdout, stderr io.Writer) error {
 	if o.prefill < 1 || o.decode < 1 {
 		return errors.New("up: want at least one prefill and one decode engine")
 	}
@@ -111,12 +109,7 @@ func up(ctx context.Context, o upOptions, args []string, leave *leaver, stdout, 
 		}
 		model = []string{path}
 	}
-	dir, remove, err := leave.tempDir("tandem-up-")
-	if err != nil {
-		return err
-	}
-	defer remove() //nolint:errcheck // a temporary folder
-	c := &cluster{opt: o, out: &prefixer{w: stderr}, dir: dir}
+	c := &cluster{opt: o, out: &prefixer{w: stderr}}
 	defer c.end()
 	if err := c.start(ctx, model); err != nil {
 		return err
@@ -130,12 +123,9 @@ func up(ctx context.Context, o upOptions, args []string, leave *leaver, stdout, 
 
 // start runs the processes: the engines side by side, then the router.
 func (c *cluster) start(ctx context.Context, model []string) error {
-	var secret [32]byte
-	_, _ = rand.Read(secret[:]) // never fails
-	token := filepath.Join(c.dir, "token")
-	if err := os.WriteFile(token, []byte(hex.EncodeToString(secret[:])+"\n"), 0o600); err != nil {
-		return fmt.Errorf("up: writing the cluster token: %w", err)
-	}
+	var token [32]byte
+	_, _ = rand.Read(token[:]) // never fails
+	secret := secrets{apiKey: c.opt.apiKey, token: hex.EncodeToString(token[:])}
 	threads := c.opt.threads
 	if threads == 0 {
 		threads = max(1, runtime.NumCPU()/(c.opt.prefill+c.opt.decode))
@@ -158,13 +148,12 @@ func (c *cluster) start(ctx context.Context, model []string) error {
 			return err
 		}
 		args = append(args, "--host", "127.0.0.1", "--port", "0", "--threads", strconv.Itoa(threads), "--log-level", c.opt.level,
-			"--kv-transfer-config", string(transfer), "--peer-listen", "127.0.0.1:0", "--peer-socket-dir", c.dir,
-			"--cluster-token-file", token, "--drain-timeout", c.opt.grace.String())
+			"--kv-transfer-config", string(transfer), "--peer-listen", "127.0.0.1:0", "--drain-timeout", c.opt.grace.String())
 		if c.opt.chaos {
 			args = append(args, "--enable-chaos")
 		}
 		args = append(append(args, c.opt.engine...), extra...)
-		wg.Go(func() { c.engines[i], errs[i] = start(ctx, c.out, name, c.opt.apiKey, args...) })
+		wg.Go(func() { c.engines[i], errs[i] = start(ctx, c.out, name, secret, args...) })
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
@@ -178,12 +167,12 @@ func (c *cluster) start(ctx context.Context, model []string) error {
 		}
 		args = append(args, flag, e.url)
 	}
-	key := ""
+	var own secrets
 	if c.opt.chaos {
-		args, key = append(args, "--enable-chaos"), c.opt.apiKey
+		args, own.apiKey = append(args, "--enable-chaos"), c.opt.apiKey
 	}
 	var err error
-	c.router, err = start(ctx, c.out, "router", key, args...)
+	c.router, err = start(ctx, c.out, "router", own, args...)
 	return err
 }
 

@@ -216,7 +216,9 @@ func (h *Host) listenUnix(dir string) error {
 	stale, _ := filepath.Glob(filepath.Join(dir, "peer-*.sock"))
 	for _, path := range stale {
 		if lock := tryLock(path + ".lock"); lock != nil {
-			_ = os.Remove(path)
+			if refuses(path) {
+				_ = os.Remove(path)
+			}
 			_ = os.Remove(path + ".lock")
 			_ = lock.Close()
 		}
@@ -234,6 +236,17 @@ func (h *Host) listenUnix(dir string) error {
 	}
 	h.unix, h.unixPath = l, path
 	return nil
+}
+
+// refuses reports whether nobody listens at a socket. What cleans temporary
+// folders takes old files, the lock of a host that runs among them, but leaves its
+// socket.
+func refuses(path string) bool {
+	c, err := net.DialTimeout("unix", path, time.Second)
+	if err == nil {
+		_ = c.Close()
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
 // tryLock opens and locks a file, or returns nil when another process holds it.
@@ -298,7 +311,7 @@ func (h *Host) Run(ctx context.Context) error {
 	h.cfg.Directory.remove(h)
 	err := h.tcp.Close()
 	if h.unix != nil {
-		err = errors.Join(err, h.unix.Close(), os.Remove(h.unixPath+".lock"), h.lock.Close())
+		err = errors.Join(err, h.unix.Close(), os.RemoveAll(h.unixPath+".lock"), h.lock.Close())
 	}
 	h.mu.Lock()
 	for c := range h.pending {

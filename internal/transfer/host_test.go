@@ -244,6 +244,9 @@ func TestSocketDirectoryMustBePrivate(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := startHost(t, HostConfig{UnixDir: inner}, nil)
+	if err := os.Remove(a.unixPath + ".lock"); err != nil { // as a cleaner of temporary folders
+		t.Fatal(err)
+	}
 	b := startHost(t, HostConfig{UnixDir: inner}, nil)
 	if _, err := os.Stat(stale); !os.IsNotExist(err) {
 		t.Error("the socket of a dead host is still there")

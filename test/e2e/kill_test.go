@@ -5,8 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -174,6 +177,45 @@ func TestDecodeEngineIsKilledAndComesBack(t *testing.T) {
 	g.D = cluster.Engine(t, "D", "kv_consumer", cluster.Token(t), slices.Concat(sim, again, []string{"--port", port})...).Ready(t)
 	cluster.Eventually(t, "the router has a pair", func() bool { return answers(g.Router.URL + "/health") })
 	g.unharmed(t)
+}
+
+// What killed engines leave in the temporary folder is gone when the next one has
+// started, and nothing is left when that one ends. A cluster's token is in no file.
+func TestKilledEnginesLeaveNoFiles(t *testing.T) {
+	cluster.Binary(t)
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	files := func() (out []string) {
+		t.Helper()
+		if err := filepath.WalkDir(tmp, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && !d.IsDir() {
+				out = append(out, path)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	engine := func() *cluster.Proc { return cluster.Engine(t, "P", "kv_both", cluster.Token(t), sim...).Ready(t) }
+	for range 3 {
+		engine().Kill()
+	}
+	if n := len(files()); n != 2 {
+		t.Fatalf("a killed engine leaves %d files, not a socket and its lock", n)
+	}
+	if !engine().Stop() || len(files()) != 0 {
+		t.Errorf("left over: %v", files())
+	}
+	startUp(t)
+	for _, f := range files() {
+		if body, _ := os.ReadFile(f); len(body) > 0 { // a socket cannot be read
+			t.Errorf("%s holds %q", f, body)
+		}
+	}
+	if n := len(files()); n != 4 {
+		t.Errorf("two engines have %d files", n)
+	}
 }
 
 // A relay passes TCP connections on and can cut all of them.
