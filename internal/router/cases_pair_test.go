@@ -167,6 +167,31 @@ func TestOnlyFittingEnginesArePaired(t *testing.T) {
 	}
 }
 
+// H112: an engine may be given in both roles, but is never paired with itself; a
+// router of one engine alone does not start.
+func TestNoEngineIsPairedWithItself(t *testing.T) {
+	a, b := newStandIn(t, "A").tell("kv_both", "a"), newStandIn(t, "B").tell("kv_both", "a")
+	if _, err := New(Config{Prefill: []string{a.URL}, Decode: []string{a.URL + "/"}}); err == nil ||
+		!strings.Contains(err.Error(), strings.TrimPrefix(a.URL, "http://")+" is given as --prefill and as --decode") {
+		t.Error(err)
+	}
+	_, url := front(t, Config{}, []*standIn{a, b}, []*standIn{a, b})
+	both := map[string]int{}
+	for range 20 {
+		code, h, body := post(t, url+"/v1/completions", `{"prompt":"a"}`)
+		if p, d := h.Get("X-Tandem-Prefill"), h.Get("X-Tandem-Decode"); code != http.StatusOK || p == d {
+			t.Fatalf("from %s to %s: %d %s", p, d, code, body)
+		}
+		both[h.Get("X-Tandem-Prefill")]++
+	}
+	if len(both) != 2 {
+		t.Errorf("prefill engines: %v", both)
+	}
+	if r, _ := front(t, Config{}, []*standIn{a}, []*standIn{a, b}); !r.Ready() {
+		t.Error("A and B are no pair")
+	}
+}
+
 // H112: a member that comes back as another engine is judged anew.
 func TestMemberIsJudgedAtEveryProbe(t *testing.T) {
 	p, d := newStandIn(t, "P").tell("kv_producer", "a"), newStandIn(t, "D")

@@ -10,6 +10,9 @@ import (
 
 // misfit returns why a prefill and a decode engine cannot exchange KV, or "".
 func misfit(p, d *backend.Backend) string {
+	if p.URL() == d.URL() {
+		return fmt.Sprintf("engine %s is given as --prefill and as --decode and cannot read its own KV: give another engine as one of them, or use this one without a router", p.Name())
+	}
 	why := p.View().Member.Misfit(p.Name(), d.View().Member, d.Name())
 	if why == "" {
 		return ""

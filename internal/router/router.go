@@ -94,6 +94,11 @@ func New(cfg Config) (*Router, error) {
 	if err != nil {
 		return nil, err
 	}
+	if len(p.All())+len(d.All()) == 2 {
+		if why := misfit(p.All()[0], d.All()[0]); why != "" {
+			return nil, errors.New("router: " + why)
+		}
+	}
 	return &Router{cfg: cfg, prefill: p, decode: d, started: time.Now()}, nil
 }
 

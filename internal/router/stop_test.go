@@ -123,7 +123,7 @@ func TestRefusedHandoffIsNoFaultOfTheClient(t *testing.T) {
 			if status != http.StatusBadGateway || e.Error.Type != "bad_hand_off" || e.Error.Param != nil {
 				t.Errorf("%d %s", status, body)
 			}
-			for _, want := range []string{strings.TrimPrefix(p.URL, "http://"), strings.TrimPrefix(d.URL, "http://"), "the token does not vouch", "hold different cluster tokens, or one was restarted"} {
+			for _, want := range []string{strings.TrimPrefix(p.URL, "http://"), strings.TrimPrefix(d.URL, "http://"), "the token does not vouch", "hold different cluster tokens, are one engine, or one was restarted"} {
 				if !strings.Contains(e.Error.Message, want) {
 					t.Errorf("%q lacks %q", e.Error.Message, want)
 				}

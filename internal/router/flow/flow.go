@@ -205,7 +205,7 @@ func (f *Flow[B]) Decoded(o Outcome) []Effect[B] {
 		return []Effect[B]{{Act: Stream}}
 	}
 	if f.handoff != nil && o.Refuses() {
-		o.Refusal = fmt.Sprintf("decode engine %s refused the hand-off of prefill engine %s: %s; they hold different cluster tokens, or one was restarted",
+		o.Refusal = fmt.Sprintf("decode engine %s refused the hand-off of prefill engine %s: %s; they hold different cluster tokens, are one engine, or one was restarted",
 			f.decode.Name(), f.prefill.Name(), o.Message)
 	}
 	return f.again(f.decode, o)
