@@ -16,10 +16,11 @@ func TestRouterNamesWrongMembers(t *testing.T) {
 	token := cluster.Token(t)
 	small := []string{"--sim", "--num-gpu-blocks-override", "32"}
 	p := cluster.Engine(t, "P", "kv_producer", token, small...)
+	p2 := cluster.Engine(t, "P2", "kv_producer", token, small...)
 	d := cluster.Engine(t, "D", "kv_consumer", token, small...)
 	wide := cluster.Engine(t, "D of another type", "kv_consumer", token, append([]string{"--kv-cache-dtype", "f32"}, small...)...)
 	alone := cluster.Start(t, "one without connector", append([]string{"serve", "--port", "0"}, small...)...)
-	for _, e := range []*cluster.Proc{p, d, wide, alone} {
+	for _, e := range []*cluster.Proc{p, p2, d, wide, alone} {
 		e.Ready(t)
 	}
 	var info struct {
@@ -37,7 +38,7 @@ func TestRouterNamesWrongMembers(t *testing.T) {
 		want                   []string
 	}{
 		"swapped roles":     {d.URL, p.URL, d.URL, []string{"kv_role is kv_consumer", "--decode"}},
-		"decode is a P":     {p.URL, p.URL, p.URL, []string{"kv_role is kv_producer", "--prefill"}},
+		"decode is a P":     {p.URL, p2.URL, p2.URL, []string{"kv_role is kv_producer", "--prefill"}},
 		"no connector":      {p.URL, alone.URL, alone.URL, []string{"--kv-transfer-config"}},
 		"the peer port":     {peerPort, d.URL, peerPort, []string{"is not ready", "peer port"}},
 		"a port of nobody":  {p.URL, "http://127.0.0.1:1", "http://127.0.0.1:1", []string{"is down", "refused"}},

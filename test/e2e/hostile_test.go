@@ -264,7 +264,7 @@ func TestTakenPorts(t *testing.T) {
 	for name, args := range map[string][]string{
 		"serve, HTTP":  {"serve", "--sim", "--port", port},
 		"serve, peers": {"serve", "--sim", "--port", "0", "--kv-transfer-config", transfer, "--cluster-token-file", cluster.Token(t), "--peer-listen", addr},
-		"route":        {"route", "--port", port, "--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:1"},
+		"route":        {"route", "--port", port, "--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2"},
 		"up":           {"up", "--sim", "--port", port},
 		"up, child":    {"up", "--sim", "--port", "0", "--decode-arg=--peer-listen", "--decode-arg=" + addr},
 	} {
