@@ -61,7 +61,7 @@ type Config struct {
 	Heartbeat        time.Duration // a sixth of a lease
 	HandshakeTimeout time.Duration // 5 s
 	LoadTimeout      time.Duration // 30 s: handshake, claim and reads together
-	NoProgress       time.Duration // 5 s without a tile
+	NoProgress       time.Duration // 5 s without an answer to a claim, or a tile
 	MaxClaim         time.Duration // 2 min: what P allows a claim at most
 	ReturnTimeout    time.Duration // 5 s: attempts to give a lease back
 	PeerIdle         time.Duration // 1 h: an unused peer is closed

@@ -66,7 +66,7 @@ func (c *Connector) Load(s LoadSpec) {
 	}
 }
 
-// stallFactor times NoProgress is when a load gives up by itself. The transport
+// stallFactor times NoProgress is when a load gives its reads up by itself. The transport
 // ends a stalled read at NoProgress, but knows better which reads only wait in
 // line, so it goes first.
 const stallFactor = 3
@@ -93,7 +93,9 @@ func (c *Connector) start(s LoadSpec) error {
 	now := time.Now()
 	l := &load{
 		c: c, spec: s, start: now, halt: make(chan struct{}), events: make(chan any, 4+2*MaxTP),
-		core: core.NewLoad(s.ToTile-s.FromTile, c.cfg.LoadTimeout, stallFactor*c.cfg.NoProgress, now),
+		core: core.NewLoad(s.ToTile-s.FromTile, core.LoadLimits{
+			Whole: c.cfg.LoadTimeout, Answer: c.cfg.NoProgress, Tile: stallFactor * c.cfg.NoProgress,
+		}, now),
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -28,14 +28,14 @@
 //	handshake   cut        the connection ends instead of answering the hello; the connector dials again, so one cut alone is healed
 //	handshake   delay      the dial takes longer
 //	claim       error      P refuses (class refused), has ended the lease (gone: it is returned first), or the message is not sent (handshake)
-//	claim       blackhole  the message is lost; D waits to its deadline
+//	claim       blackhole  the message is lost; D waits to its no-progress limit
 //	claim       cut        P has claimed, the connection ends before its answer; D claims again over a new one, so one cut alone is healed
 //	claim       flip       one bit of the message is wrong, behind the lease's id; P refuses
 //	claim       duplicate  the message arrives twice; D gets the first answer
 //	claim       delay      the message leaves late
-//	claim       drop       P has claimed, its answer is lost; D waits to its deadline
+//	claim       drop       P has claimed, its answer is lost; D waits to its no-progress limit
 //	seal        error      P has claimed and answers with an error
-//	seal        blackhole  P has claimed and never answers
+//	seal        blackhole  P has claimed and never answers; D waits to its no-progress limit
 //	seal        flip       one bit of one sum is wrong; with every, one sum of each such tile
 //	seal        othertile  the sums of one tile are its neighbour's; with every, of each such tile
 //	seal        duplicate  the sums of one tile come twice; D refuses the answer

@@ -11,7 +11,7 @@ import (
 const (
 	matrixLoad      = time.Second             // of a load
 	matrixHandshake = 400 * time.Millisecond  // of a handshake
-	matrixStall     = 400 * time.Millisecond  // without a tile
+	matrixStall     = 800 * time.Millisecond  // without an answer to a claim, or a tile
 	matrixLease     = 1500 * time.Millisecond // of an unclaimed lease; a claim ends with the load's limit and a quarter
 	matrixLeg       = 500 * time.Millisecond  // of a leg without its next byte
 )

@@ -172,7 +172,7 @@ func wire(c *campaign, t testing.TB) error {
 	f, err := c.start(t, parts{
 		prefill: []string{"--peer-listen", relay.to, "--peer-advertise", relay.ln.Addr().String(), extra + "kv_lease_duration=1"},
 		decode: []string{
-			extra + "handshake_timeout=0.4", extra + "no_progress_timeout=0.4", fmt.Sprintf("%sload_timeout=%v", extra, load.Seconds()),
+			extra + "handshake_timeout=0.4", extra + "no_progress_timeout=0.8", fmt.Sprintf("%sload_timeout=%v", extra, load.Seconds()),
 		},
 	})
 	if err != nil {

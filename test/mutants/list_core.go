@@ -178,6 +178,11 @@ var coreMutants = []listed{
 		Why: "looking counts as progress, so a stalled read never ends",
 	},
 	{
+		File: loadFile, Tests: "TestLoadDeadlines",
+		Old: "\tcase LoadClaiming:\n", New: "\tcase LoadEnded:\n",
+		Why: "a peer that does not answer a claim is waited for until the load's limit",
+	},
+	{
 		File: loadFile, Tests: "TestClaimVerdictsBecomeClasses",
 		Old: "l.keep = ev.Verdict == VerdictBusy", New: "l.keep = false",
 		Why: "D gives back a lease that another engine is reading",

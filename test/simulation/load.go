@@ -43,7 +43,7 @@ func (s *shell) Load(spec connector.LoadSpec) {
 	now := s.w.now()
 	l := &load{
 		s: s, spec: spec, freezes: s.n.freezes, until: now.Add(s.w.loadLimit),
-		core: core.NewLoad(spec.ToTile-spec.FromTile, s.w.loadLimit, 3*s.w.noProgress, now),
+		core: core.NewLoad(spec.ToTile-spec.FromTile, core.LoadLimits{Whole: s.w.loadLimit, Answer: s.w.noProgress, Tile: 3 * s.w.noProgress}, now),
 	}
 	s.w.logf(s.n, "loads tiles [%d, %d) of lease %s into blocks %v", spec.FromTile, spec.ToTile, short(h.Lease), spec.Local)
 	s.loads = append(s.loads, l)

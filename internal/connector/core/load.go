@@ -82,24 +82,33 @@ type LoadResult struct {
 	Canceled bool
 }
 
-// errNoProgress and errDeadline are causes of ClassTimeout.
+// Causes of ClassTimeout.
 var (
+	errNoAnswer   = errors.New("the claim was not answered within the no-progress limit")
 	errNoProgress = errors.New("no tile arrived within the no-progress limit")
 	errDeadline   = errors.New("deadline passed")
 )
 
+// LoadLimits are the times that a load may take.
+type LoadLimits struct {
+	Whole  time.Duration // from its begin to the end of its reads
+	Answer time.Duration // from the sending of the claim to its answer
+	Tile   time.Duration // of the reads, from one tile to the next
+}
+
 // A Load decides about one load. It reports once, when nothing of the load
 // can write any more.
 type Load struct {
-	state      LoadState
-	moves      moves.Count
-	tiles      int
-	noProgress time.Duration
+	state  LoadState
+	moves  moves.Count
+	tiles  int
+	limits LoadLimits
 
 	started  time.Time
 	deadline time.Time
 	landed   int
-	moved    time.Time // when landed last rose
+	asked    time.Time // when the claim was sent
+	moved    time.Time // when the reads began or landed last rose
 
 	reads    int
 	terminal []bool // by read
@@ -113,12 +122,11 @@ type Load struct {
 	keep     bool // nothing to give back
 }
 
-// NewLoad returns a load of so many tiles that begins at now, ends after limit at
-// the latest, and gives up when no tile arrives for noProgress.
-func NewLoad(tiles int, limit, noProgress time.Duration, now time.Time) *Load {
+// NewLoad returns a load of so many tiles that begins at now.
+func NewLoad(tiles int, limits LoadLimits, now time.Time) *Load {
 	return &Load{
-		tiles: tiles, noProgress: noProgress,
-		started: now, deadline: now.Add(limit), moved: now, matches: make([]int, tiles),
+		tiles: tiles, limits: limits,
+		started: now, deadline: now.Add(limits.Whole), matches: make([]int, tiles),
 	}
 }
 
@@ -129,7 +137,7 @@ func (l *Load) Handle(event any, now time.Time) (e LoadEffects) {
 	}
 	switch ev := event.(type) {
 	case LoadPeerEvent:
-		l.peer(ev, &e)
+		l.peer(ev, now, &e)
 	case LoadClaimEvent:
 		l.claimed(ev, now, &e)
 	case LoadReadEvent:
@@ -162,27 +170,36 @@ func (l *Load) Next() time.Time {
 	if l.stopped || l.state == LoadEnded {
 		return time.Time{}
 	}
-	if l.state == LoadReading {
-		if at := l.moved.Add(l.noProgress); at.Before(l.deadline) {
-			return at
-		}
+	at, _ := l.due()
+	return at
+}
+
+// due returns when the load gives up if nothing happens, and why.
+func (l *Load) due() (time.Time, error) {
+	quiet, err := l.deadline, errDeadline
+	switch l.state {
+	case LoadClaiming:
+		quiet, err = l.asked.Add(l.limits.Answer), errNoAnswer
+	case LoadReading:
+		quiet, err = l.moved.Add(l.limits.Tile), errNoProgress
+	default: // only the deadline
 	}
-	return l.deadline
+	if quiet.Before(l.deadline) {
+		return quiet, err
+	}
+	return l.deadline, errDeadline
 }
 
 func (l *Load) tick(now time.Time, e *LoadEffects) {
-	switch {
-	case !now.Before(l.deadline):
-		l.fail(ClassTimeout, errDeadline)
-	case l.state == LoadReading && !now.Before(l.moved.Add(l.noProgress)):
-		l.fail(ClassTimeout, errNoProgress)
-	default:
+	at, err := l.due()
+	if now.Before(at) {
 		return
 	}
+	l.fail(ClassTimeout, err)
 	l.stop(e)
 }
 
-func (l *Load) peer(ev LoadPeerEvent, e *LoadEffects) {
+func (l *Load) peer(ev LoadPeerEvent, now time.Time, e *LoadEffects) {
 	if l.state != LoadShaking {
 		return
 	}
@@ -194,6 +211,7 @@ func (l *Load) peer(ev LoadPeerEvent, e *LoadEffects) {
 	}
 	l.reads, l.terminal = ev.Reads, make([]bool, ev.Reads)
 	l.move(LoadClaiming)
+	l.asked = now
 	e.Claim = true
 }
 

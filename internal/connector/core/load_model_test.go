@@ -12,13 +12,15 @@ import (
 
 // slowLoad is what the rules say of a load, kept as the story of what happened.
 type slowLoad struct {
-	tiles      int
-	start      time.Time
-	limit      time.Duration // of the whole load
-	noProgress time.Duration
+	tiles  int
+	start  time.Time
+	limit  time.Duration // of the whole load
+	answer time.Duration // of the claim
+	tile   time.Duration // of the reads
 
 	met, reading, over, stopped, canceled bool
 
+	asked  time.Time // when the claim was sent
 	moved  time.Time // last progress of the reads
 	landed int
 	reads  int
@@ -37,7 +39,14 @@ func (l *slowLoad) blame(c LoadClass) {
 // due returns when the load gives up if nothing happens.
 func (l *slowLoad) due() time.Time {
 	at := l.start.Add(l.limit)
-	if quiet := l.moved.Add(l.noProgress); l.reading && quiet.Before(at) {
+	quiet := at
+	switch {
+	case l.reading:
+		quiet = l.moved.Add(l.tile)
+	case l.met:
+		quiet = l.asked.Add(l.answer)
+	}
+	if quiet.Before(at) {
 		at = quiet
 	}
 	return at
@@ -86,7 +95,7 @@ func (l *slowLoad) handle(event any, now time.Time) (e LoadEffects) {
 			l.owed = ev.Class != ClassHandshake
 			end()
 		default:
-			l.met, l.reads, e.Claim = true, ev.Reads, true
+			l.met, l.asked, l.reads, e.Claim = true, now, ev.Reads, true
 		}
 	case LoadClaimEvent:
 		if !l.met || l.reading {
@@ -154,10 +163,11 @@ func TestLoadEqualsTheSlowOne(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := time.Unix(0, 0)
 		limit := time.Duration(rapid.IntRange(1, 40).Draw(t, "limit")) * time.Second
-		quiet := time.Duration(rapid.IntRange(1, 40).Draw(t, "no progress")) * time.Second
+		answer := time.Duration(rapid.IntRange(1, 40).Draw(t, "answer")) * time.Second
+		tile := time.Duration(rapid.IntRange(1, 40).Draw(t, "tile")) * time.Second
 		tiles, reads := rapid.IntRange(1, 6).Draw(t, "tiles"), rapid.IntRange(1, 4).Draw(t, "reads")
-		l := NewLoad(tiles, limit, quiet, now)
-		slow := &slowLoad{tiles: tiles, start: now, limit: limit, noProgress: quiet, moved: now, owed: true}
+		l := NewLoad(tiles, LoadLimits{limit, answer, tile}, now)
+		slow := &slowLoad{tiles: tiles, start: now, limit: limit, answer: answer, tile: tile, owed: true}
 		classes := []LoadClass{ClassHandshake, ClassIncompatible, ClassSetup, ClassRead, ClassTimeout, ClassGone}
 		reports, stops := 0, 0
 		for n := range rapid.IntRange(1, 25).Draw(t, "events") {

@@ -9,8 +9,11 @@ import (
 	"pgregory.net/rapid"
 )
 
+// usual are the limits that the connector has by default.
+var usual = LoadLimits{Whole: 30 * time.Second, Answer: 5 * time.Second, Tile: 15 * time.Second}
+
 func readingLoad(tiles, reads int, now time.Time) *Load {
-	l := NewLoad(tiles, 30*time.Second, 5*time.Second, now)
+	l := NewLoad(tiles, usual, now)
 	l.Handle(LoadPeerEvent{Reads: reads}, now)
 	l.Handle(LoadClaimEvent{Verdict: VerdictOK, Limit: time.Minute, Sums: true}, now)
 	return l
@@ -72,7 +75,7 @@ func TestLoadEventsInAnyOrderReportOnce(t *testing.T) {
 	permutations(len(events), func(order []int) {
 		for double := range 1 << len(events) {
 			now := time.Unix(0, 0)
-			l := NewLoad(1, 30*time.Second, 5*time.Second, now)
+			l := NewLoad(1, usual, now)
 			reports, reading := 0, false
 			step := func(ev any) {
 				e := l.Handle(ev, now)
@@ -105,7 +108,7 @@ func TestLoadEventsInAnyOrderReportOnce(t *testing.T) {
 func TestLoadDeadlines(t *testing.T) {
 	start := time.Unix(0, 0)
 	t.Run("before the claim", func(t *testing.T) {
-		l := NewLoad(2, 30*time.Second, 5*time.Second, start)
+		l := NewLoad(2, usual, start)
 		if e := l.Handle(LoadTickEvent{}, start.Add(30*time.Second-1)); e.Report != nil {
 			t.Fatal("early")
 		}
@@ -115,25 +118,39 @@ func TestLoadDeadlines(t *testing.T) {
 		}
 	})
 	t.Run("shorter than the claim", func(t *testing.T) {
-		l := NewLoad(2, 30*time.Second, 30*time.Second, start)
+		l := NewLoad(2, LoadLimits{30 * time.Second, 30 * time.Second, 30 * time.Second}, start)
 		l.Handle(LoadPeerEvent{Reads: 1}, start)
 		l.Handle(LoadClaimEvent{Verdict: VerdictOK, Limit: 8 * time.Second, Sums: true}, start.Add(time.Second))
 		if at := l.Next(); !at.Equal(start.Add(7 * time.Second)) {
 			t.Fatalf("gives up after %v; P's claim began later and lasts 8 s", at.Sub(start))
 		}
 	})
+	t.Run("no answer", func(t *testing.T) {
+		l := NewLoad(2, usual, start)
+		l.Handle(LoadPeerEvent{Reads: 1}, start.Add(3*time.Second))
+		if at := l.Next(); !at.Equal(start.Add(8 * time.Second)) {
+			t.Fatalf("gives up after %v; the claim left after 3 s", at.Sub(start))
+		}
+		if e := l.Handle(LoadTickEvent{}, start.Add(8*time.Second-1)); e.Stop {
+			t.Fatal("early")
+		}
+		e := l.Handle(LoadTickEvent{}, start.Add(8*time.Second))
+		if e.Report == nil || e.Report.Class != ClassTimeout || !errors.Is(e.Report.Err, errNoAnswer) || !e.Stop || !e.Return {
+			t.Fatalf("%+v", e)
+		}
+	})
 	t.Run("no progress", func(t *testing.T) {
 		l := readingLoad(2, 1, start)
 		l.Handle(LoadProgressEvent{1}, start.Add(4*time.Second))
-		if e := l.Handle(LoadProgressEvent{1}, start.Add(9*time.Second-1)); e.Stop {
+		if e := l.Handle(LoadProgressEvent{1}, start.Add(19*time.Second-1)); e.Stop {
 			t.Fatal("early")
 		}
-		e := l.Handle(LoadTickEvent{}, start.Add(9*time.Second))
+		e := l.Handle(LoadTickEvent{}, start.Add(19*time.Second))
 		if !e.Stop || e.Report != nil {
 			t.Fatalf("%+v: must wait for the read", e)
 		}
 		cut := LoadReadEvent{Verified: []bool{true, false}, Err: errors.New("x"), Class: ClassRead}
-		e = l.Handle(cut, start.Add(10*time.Second))
+		e = l.Handle(cut, start.Add(20*time.Second))
 		if e.Report == nil || e.Report.Class != ClassTimeout || !slices.Equal(e.Report.Valid, []bool{true, false}) {
 			t.Fatalf("%+v", e.Report)
 		}
@@ -143,7 +160,7 @@ func TestLoadDeadlines(t *testing.T) {
 func TestClaimVerdictsBecomeClasses(t *testing.T) {
 	now := time.Unix(0, 0)
 	for v := VerdictGone; v < VerdictEnd; v++ {
-		l := NewLoad(1, time.Minute, time.Second, now)
+		l := NewLoad(1, usual, now)
 		l.Handle(LoadPeerEvent{Reads: 1}, now)
 		e := l.Handle(LoadClaimEvent{Verdict: v}, now)
 		want, back := ClassRefused, true
@@ -168,7 +185,7 @@ func TestLoadNeverValidatesWhatARankDidNotBring(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := time.Unix(0, 0)
 		tiles, reads := rapid.IntRange(1, 5).Draw(t, "tiles"), rapid.IntRange(1, 4).Draw(t, "reads")
-		l := NewLoad(tiles, 30*time.Second, 5*time.Second, now)
+		l := NewLoad(tiles, usual, now)
 		brought := make([]map[int]bool, tiles)
 		for i := range brought {
 			brought[i] = map[int]bool{}

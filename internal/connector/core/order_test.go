@@ -140,7 +140,7 @@ func TestLateAnswerToAClaimReadsNothing(t *testing.T) {
 		after time.Duration
 		read  bool
 	}{{35*time.Second - 1, true}, {35*time.Second + 1, false}, {35*time.Second + 500*time.Millisecond, false}} {
-		l := NewLoad(1, time.Hour, time.Hour, start)
+		l := NewLoad(1, LoadLimits{time.Hour, time.Hour, time.Hour}, start)
 		l.Handle(LoadPeerEvent{Reads: 1}, start)
 		e := l.Handle(LoadClaimEvent{Verdict: VerdictOK, Limit: 40 * time.Second, Sums: true}, start.Add(c.after))
 		if e.Read != c.read || c.read != (e.Report == nil) || !c.read && (e.Report.Class != ClassTimeout || !e.Return || e.Stop) {
