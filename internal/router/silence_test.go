@@ -78,6 +78,19 @@ func TestAnswersThatNeverEnd(t *testing.T) {
 	}
 }
 
+// Behind its end mark a stream is whole, whatever becomes of the engine: no event
+// follows.
+func TestEndMarkEndsAStream(t *testing.T) {
+	const stream = "data: {\"choices\":[{\"index\":0,\"text\":\"t0\"}]}\n\ndata: [DONE]\n\n"
+	for _, cut := range []bool{true, false} {
+		_, d, _, url := pair(t, Config{Backend: backend.Limits{Silence: 500 * time.Millisecond}})
+		d.set(silentAfter(stream, cut))
+		if status, _, body := post(t, url+"/v1/completions", `{"prompt":"a","stream":true}`); status != http.StatusOK || body != stream {
+			t.Errorf("cut %v: %d %q", cut, status, body)
+		}
+	}
+}
+
 // The end mark counts without its empty line, and events may end with \r\n.
 func TestEventsOfOtherEngines(t *testing.T) {
 	for _, stream := range []string{

@@ -188,7 +188,8 @@ func (c *call) serveOne(w *recorder, q *http.Request) {
 			return
 		}
 		switch why := left(q.Context()); {
-		case errors.Is(err, io.EOF) && (!c.stream || out.whole()):
+		case c.stream && out.whole(): // however the connection ended
+		case !c.stream && errors.Is(err, io.EOF):
 		case why == stopped && c.stream:
 			out.abort(shutdown())
 			w.outcome = stopped
