@@ -32,6 +32,7 @@ type pkg struct {
 	XTestImports []string
 
 	limit time.Duration // for one run of the tests
+	cpu   int           // seconds of processor time for it: what loops for ever is ended early, however busy the machine is
 }
 
 // flags are what its test binary is called with: rapid draws the same
@@ -82,7 +83,7 @@ func (b *bench) prepare(ctx context.Context, path string, names []string) error 
 	if err != nil {
 		return fmt.Errorf("listing %s: %w", path, err)
 	}
-	p := &pkg{limit: 5 * time.Minute}
+	p := &pkg{limit: 5 * time.Minute, cpu: 600}
 	if err := json.Unmarshal(out, p); err != nil {
 		return fmt.Errorf("listing %s: %w", path, err)
 	}
@@ -102,10 +103,12 @@ func (b *bench) prepare(ctx context.Context, path string, names []string) error 
 		}
 	}
 	began := time.Now()
-	if v, msg := b.test(ctx, path, bin, names, false); v != survived {
+	v, msg, used := b.test(ctx, path, bin, names, false)
+	if v != survived {
 		return fmt.Errorf("the tests of %s do not pass without any mutant: %s", path, msg)
 	}
 	p.limit = max(20*time.Second, 10*time.Since(began))
+	p.cpu = int(max(10, 3*used.Seconds()))
 	return nil
 }
 
@@ -128,13 +131,13 @@ func (b *bench) build(ctx context.Context, path, overlay string) (bin, message s
 
 // maxMemory bounds the address space of a mutant in KiB: one that never stops
 // to append must not take the machine along.
-const maxMemory = "8000000"
+const maxMemory = 8000000
 
-// test runs a test binary. A mutant is killed when a test fails, panics or does
-// not end.
-func (b *bench) test(ctx context.Context, path, bin string, names []string, short bool) (verdict, string) {
+// test runs a test binary, and tells how much processor time it used. A mutant is
+// killed when a test fails, panics or does not end.
+func (b *bench) test(ctx context.Context, path, bin string, names []string, short bool) (verdict, string, time.Duration) {
 	p := b.pkgs[path]
-	args := []string{"-c", `ulimit -v ` + maxMemory + `; exec "$@"`, "sh",
+	args := []string{"-c", fmt.Sprintf(`ulimit -v %d; ulimit -t %d; exec "$@"`, maxMemory, p.cpu), "sh",
 		bin, "-test.failfast", "-test.timeout", p.limit.String()}
 	if short {
 		args = append(args, "-test.short")
@@ -148,13 +151,17 @@ func (b *bench) test(ctx context.Context, path, bin string, names []string, shor
 	cmd.Dir = p.Dir
 	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
+	var used time.Duration
+	if s := cmd.ProcessState; s != nil {
+		used = s.UserTime() + s.SystemTime()
+	}
 	if err == nil {
-		return survived, "they pass"
+		return survived, "they pass", used
 	}
 	if len(out) > 600 {
 		out = out[len(out)-600:]
 	}
-	return killed, string(out)
+	return killed, string(out), used
 }
 
 // try tests src, the mutated text of file, against tests of a package.
@@ -178,9 +185,9 @@ func (b *bench) try(ctx context.Context, file, src, path string, names []string,
 		return uncompiled, msg
 	}
 	defer os.Remove(bin)
-	v, msg := b.test(ctx, path, bin, names, short)
+	v, msg, _ := b.test(ctx, path, bin, names, short)
 	if v == survived && len(names) == 0 && short {
-		return b.test(ctx, path, bin, nil, false)
+		v, msg, _ = b.test(ctx, path, bin, nil, false)
 	}
 	return v, msg
 }
