@@ -2,6 +2,7 @@ package router
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"net/http"
 	"strconv"
@@ -12,24 +13,19 @@ import (
 )
 
 // A failure is an answer that the router makes itself, or passes on from an
-// engine when body is set.
+// engine.
 type failure struct {
-	status  int
-	kind    string // error.type: as engines have it, or what only a router meets
-	message string
-	param   string
-	body    []byte // an engine's own error body
-	header  http.Header
-	retry   int       // Retry-After in seconds, 0: none
-	flow    *flowCall // what was tried, or nil
+	flow.Failure
+	param string
+	tried *flowCall // or nil
 }
 
 // json returns the body to send.
 func (f *failure) json() []byte {
-	if f.body != nil {
-		return f.body
+	if f.Body != nil {
+		return f.Body
 	}
-	out, err := json.Marshal(&openai.Error{Status: f.status, Type: f.kind, Param: f.param, Message: f.message})
+	out, err := json.Marshal(&openai.Error{Status: f.Status, Type: f.Kind, Param: f.param, Message: f.Message})
 	if err != nil {
 		panic(err) // strings and numbers always marshal
 	}
@@ -38,15 +34,15 @@ func (f *failure) json() []byte {
 
 // write answers a request that has no byte yet.
 func (f *failure) write(w http.ResponseWriter) {
-	maps.Copy(w.Header(), f.header)
+	maps.Copy(w.Header(), f.Header)
 	w.Header().Set("Content-Type", "application/json")
-	if f.retry > 0 {
-		w.Header().Set("Retry-After", strconv.Itoa(f.retry))
+	if f.Retry > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(f.Retry))
 	}
 	if r, ok := w.(*recorder); ok {
-		r.outcome = f.kind
+		r.outcome = f.Kind
 	}
-	w.WriteHeader(f.status)
+	w.WriteHeader(f.Status)
 	// The client may be gone; there is nobody else to tell.
 	_, _ = w.Write(f.json())
 }
@@ -57,13 +53,13 @@ func bad(param, format string, args ...any) *failure {
 
 // as returns an answer that engines give as well.
 func as(e *openai.Error) *failure {
-	return &failure{status: e.Status, kind: e.Type, param: e.Param, message: e.Message}
+	return &failure{Failure: flow.Failure{Status: e.Status, Kind: e.Type, Message: e.Message}, param: e.Param}
 }
 
 // shutdown is what requests are told that the router cannot wait for.
 func shutdown() *failure {
 	f := as(openai.NewError(http.StatusServiceUnavailable, "", "%s", openai.ErrStopping))
-	f.retry = 1
+	f.Retry = 1
 	return f
 }
 
@@ -71,9 +67,14 @@ func shutdown() *failure {
 type flowCall = flow.Flow[*backend.Backend]
 
 // ended returns the answer of a flow that failed.
-func ended(f *flow.Failure) *failure {
-	return &failure{status: f.Status, kind: f.Kind, message: f.Message, body: f.Body, header: f.Header, retry: f.Retry}
+func ended(f *flow.Failure) *failure { return &failure{Failure: *f} }
+
+// gateway says that what an engine did is no answer.
+func gateway(kind, format string, args ...any) *failure {
+	return ended(&flow.Failure{Status: http.StatusBadGateway, Kind: kind, Message: fmt.Sprintf(format, args...)})
 }
+
+const badAnswer = "bad_answer"
 
 // noBackend says that no backend of a role can serve.
 func noBackend(role backend.Role) *failure { return ended(flow.NoBackend(role)) }

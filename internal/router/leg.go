@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -32,8 +31,8 @@ func (c *call) prefillLeg(ctx context.Context, f *flowCall, prompt json.RawMessa
 		Params json.RawMessage `json:"kv_transfer_params"`
 	}
 	if err := json.Unmarshal(body, &answer); err != nil {
-		return flow.Outcome{Status: http.StatusBadGateway, Body: (&failure{status: http.StatusBadGateway, kind: "bad_hand_off",
-			message: fmt.Sprintf("prefill engine %s answered what is no JSON", f.Prefill().Name())}).json()}
+		return flow.Outcome{Status: http.StatusBadGateway,
+			Body: gateway("bad_hand_off", "prefill engine %s answered what is no JSON", f.Prefill().Name()).json()}
 	}
 	if len(answer.Params) > 0 && answer.Params[0] == '{' && !empty(answer.Params) {
 		o.Handoff = answer.Params

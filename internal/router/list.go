@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -14,6 +13,7 @@ import (
 
 	"tandem/internal/backend"
 	"tandem/internal/openai"
+	"tandem/internal/router/flow"
 )
 
 // maxEvent bounds one event of a stream that is taken apart.
@@ -175,11 +175,11 @@ func (m *merge) add(p piece) bool {
 	}
 	body, err := openai.ParseBody(p.data)
 	if err != nil {
-		m.out.abort(&failure{status: http.StatusBadGateway, kind: "bad_answer", message: "a decode engine sent an event that is no JSON object"})
+		m.out.abort(gateway(badAnswer, "a decode engine sent an event that is no JSON object"))
 		return false
 	}
 	if _, isError := body.Get("error"); isError {
-		m.out.abort(&failure{status: http.StatusBadGateway, body: p.data})
+		m.out.abort(ended(&flow.Failure{Status: http.StatusBadGateway, Body: p.data}))
 		return false
 	}
 	choices, _ := body.Get("choices")
@@ -236,7 +236,7 @@ func (m *merge) choices(body *openai.Body, i int) json.RawMessage {
 func (m *merge) finish() {
 	if m.call.stream {
 		if m.out == nil {
-			(&failure{status: http.StatusBadGateway, kind: "bad_answer", message: "the decode engines sent no event"}).write(m.w)
+			gateway(badAnswer, "the decode engines sent no event").write(m.w)
 			return
 		}
 		var end []byte
@@ -253,7 +253,7 @@ func (m *merge) finish() {
 	for i, a := range m.answers {
 		body, err := openai.ParseBody(a)
 		if err != nil {
-			(&failure{status: http.StatusBadGateway, kind: "bad_answer", message: fmt.Sprintf("the answer to prompt %d is no JSON object", i)}).write(m.w)
+			gateway(badAnswer, "the answer to prompt %d is no JSON object", i).write(m.w)
 			return
 		}
 		if first == nil {

@@ -2,7 +2,6 @@ package router
 
 import (
 	"fmt"
-	"net/http"
 	"strings"
 
 	"tandem/internal/backend"
@@ -58,7 +57,7 @@ func noneReady(role backend.Role, pool *backend.Pool) *failure {
 		v := b.View()
 		reasons = append(reasons, fmt.Sprintf("%s is %s: %s", b.Name(), v.State, v.Reason))
 	}
-	fail.message = fmt.Sprintf("no %s engine is ready: %s", role, strings.Join(reasons, "; "))
+	fail.Message = fmt.Sprintf("no %s engine is ready: %s", role, strings.Join(reasons, "; "))
 	return fail
 }
 
@@ -81,7 +80,9 @@ func (r *Router) unready() *failure {
 		}
 		why = w
 	}
-	return &failure{status: http.StatusServiceUnavailable, kind: "backend_unavailable", retry: 1, message: "no ready pair fits: " + why}
+	fail := noBackend(backend.Decode)
+	fail.Message = "no ready pair fits: " + why
+	return fail
 }
 
 // unfit returns the ready engines of role that a flow must not use: decode

@@ -150,7 +150,7 @@ type BackendStatus struct {
 func (r *Router) status(w http.ResponseWriter, q *http.Request) {
 	s := Status{Role: "router", Version: r.cfg.Version, Ready: r.unready() == nil, UptimeS: time.Since(r.started).Seconds()}
 	if fail := r.unready(); fail != nil {
-		s.Reason = fail.message
+		s.Reason = fail.Message
 	}
 	if r.cfg.Chaos != nil {
 		s.Chaos = r.cfg.Chaos()

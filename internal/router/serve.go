@@ -280,7 +280,7 @@ func (c *call) run(ctx context.Context, prompt json.RawMessage) (*begun, *failur
 			return leg, nil
 		case flow.Answer:
 			fail := ended(e.Fail)
-			fail.flow = f
+			fail.tried = f
 			return nil, fail
 		}
 	}
@@ -307,7 +307,7 @@ func (c *call) describe(h http.Header, f *flowCall) {
 
 // blame is describe for a flow that failed, where any engine was asked.
 func (c *call) blame(h http.Header, fail *failure) {
-	if f := fail.flow; f != nil && (f.Prefill() != nil || f.Decode() != nil) {
+	if f := fail.tried; f != nil && (f.Prefill() != nil || f.Decode() != nil) {
 		c.describe(h, f)
 	}
 }

@@ -123,7 +123,7 @@ func (o *output) whole() bool {
 // abort ends a stream that has begun: one error event, then the end marker. A
 // piece that was cut in the middle is closed first.
 func (o *output) abort(f *failure) {
-	o.w.outcome = f.kind
+	o.w.outcome = f.Kind
 	var b bytes.Buffer
 	if len(o.tail) > 0 && !bytes.HasSuffix(o.tail, []byte("\n\n")) {
 		b.WriteString("\n\n")
@@ -241,8 +241,5 @@ const interrupted = "stream_interrupted"
 
 // cut says that a decode engine stopped in the middle of a stream.
 func cut(name string) *failure {
-	return &failure{
-		status: http.StatusBadGateway, kind: interrupted,
-		message: "decode engine " + name + " ended the stream before it was complete",
-	}
+	return gateway(interrupted, "decode engine %s ended the stream before it was complete", name)
 }
