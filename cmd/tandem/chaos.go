@@ -21,23 +21,35 @@ import (
 
 	"tandem/internal/connector"
 	"tandem/internal/fault"
+	"tandem/internal/openai"
 	"tandem/internal/router"
 )
 
-// mountChaos puts the admin routes of in before h. Without an injector they do
-// not exist.
+// mountChaos puts the admin routes of in, behind key, before h. Without an
+// injector they do not exist.
 func mountChaos(h http.Handler, in *fault.Injector, key string) http.Handler {
 	if in == nil {
 		return h
 	}
-	admin := fault.Admin(in, key)
+	admin, must := fault.Admin(in, refuse), openai.NewKey(key)
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		if q.URL.Path == fault.AdminPath || strings.HasPrefix(q.URL.Path, fault.AdminPath+"/") {
-			admin.ServeHTTP(w, q)
+		if q.URL.Path != fault.AdminPath && !strings.HasPrefix(q.URL.Path, fault.AdminPath+"/") {
+			h.ServeHTTP(w, q)
 			return
 		}
-		h.ServeHTTP(w, q)
+		if err := must.Check(w.Header(), q); err != nil {
+			refuse(w, err.Message, err.Status)
+			return
+		}
+		admin.ServeHTTP(w, q)
 	})
+}
+
+// refuse answers as http.Error does, with an error as engines have it.
+func refuse(w http.ResponseWriter, text string, status int) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(openai.NewError(status, "", "%s", text)) // the client may be gone
 }
 
 // chaosEnabled is what the log of a process begins with that takes faults.

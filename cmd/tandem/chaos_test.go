@@ -25,6 +25,37 @@ func tandem(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
+// The admin routes, and no others here, want the key, and refuse as engines do.
+func TestChaosWantsTheKey(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/health", func(http.ResponseWriter, *http.Request) {})
+	h := mountChaos(mux, fault.New(fault.Config{}), "a-key")
+	for _, c := range []struct {
+		path, auth string
+		code       int
+		says       string
+	}{
+		{fault.AdminPath, "", 401, `"type":"AuthenticationError"`},
+		{fault.AdminPath + "/record", "Bearer other", 401, "the API key is missing or wrong"},
+		{fault.AdminPath, "Basic a-key", 401, "API key"},
+		{fault.AdminPath, "bearer a-key", 200, `"mode":"off"`},
+		{fault.AdminPath + "/nothing", "Bearer a-key", 404, `"type":"NotFoundError"`},
+		{"/health", "", 200, ""},
+	} {
+		w, q := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, c.path, nil)
+		q.Header.Set("Authorization", c.auth)
+		h.ServeHTTP(w, q)
+		if w.Code != c.code || !strings.Contains(w.Body.String(), c.says) || (c.code == 401) != (w.Header().Get("WWW-Authenticate") == "Bearer") {
+			t.Errorf("%s with %q: %d %s", c.path, c.auth, w.Code, w.Body)
+		}
+	}
+	open := httptest.NewRecorder()
+	mountChaos(mux, fault.New(fault.Config{}), "").ServeHTTP(open, httptest.NewRequest(http.MethodGet, fault.AdminPath, nil))
+	if open.Code != http.StatusOK {
+		t.Error(open.Code)
+	}
+}
+
 // An actor is a process of a cluster as tandem chaos sees it.
 type actor struct {
 	*httptest.Server

@@ -1,8 +1,6 @@
 package fault
 
 import (
-	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"io"
@@ -21,13 +19,15 @@ const AdminPath = "/admin/chaos"
 //	GET    /admin/chaos/record   its events, one a line
 //	PUT    /admin/chaos/replay   events to replay; the new Status
 //
-// With a key, requests must bring it as a bearer token.
-func Admin(i *Injector, key string) http.Handler { return &admin{i, key, sha256.Sum256([]byte(key))} }
+// What it does not do it answers with refuse, whose form is that of http.Error.
+// Who may ask is for the caller to check.
+func Admin(i *Injector, refuse func(w http.ResponseWriter, text string, status int)) http.Handler {
+	return &admin{i, refuse}
+}
 
 type admin struct {
-	in  *Injector
-	key string
-	sum [32]byte
+	in     *Injector
+	refuse func(w http.ResponseWriter, text string, status int)
 }
 
 // ServeHTTP implements http.Handler.
@@ -39,16 +39,12 @@ func (a *admin) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	}[q.URL.Path]
 	serve := methods[q.Method]
 	switch {
-	case !a.knows(q):
-		w.Header().Set("WWW-Authenticate", "Bearer")
-		refuse(w, http.StatusUnauthorized, "the API key is missing or wrong")
-		return
 	case methods == nil:
-		refuse(w, http.StatusNotFound, "there is nothing at this path")
+		a.refuse(w, "there is nothing at this path", http.StatusNotFound)
 		return
 	case serve == nil:
 		w.Header().Set("Allow", strings.Join(keys(methods), ", "))
-		refuse(w, http.StatusMethodNotAllowed, "this path takes "+strings.Join(keys(methods), ", ")+" only")
+		a.refuse(w, "this path takes "+strings.Join(keys(methods), ", ")+" only", http.StatusMethodNotAllowed)
 		return
 	}
 	if err := serve(w, q); err != nil {
@@ -56,30 +52,8 @@ func (a *admin) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 		if _, ok := errors.AsType[*PlanError](err); ok {
 			code = http.StatusBadRequest
 		}
-		refuse(w, code, err.Error())
+		a.refuse(w, err.Error(), code)
 	}
-}
-
-// knows reports whether a request may come in.
-func (a *admin) knows(q *http.Request) bool {
-	if a.key == "" {
-		return true
-	}
-	scheme, token, _ := strings.Cut(q.Header.Get("Authorization"), " ")
-	got := sha256.Sum256([]byte(token))
-	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(got[:], a.sum[:]) == 1
-}
-
-// refuse answers in the shape of OpenAI's errors.
-func refuse(w http.ResponseWriter, code int, text string) {
-	kind := "invalid_request_error"
-	if code == http.StatusInternalServerError {
-		kind = "server_error"
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	// The client may be gone.
-	_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]any{"message": text, "type": kind, "param": nil, "code": code}})
 }
 
 func (a *admin) status(w http.ResponseWriter, _ *http.Request) error {

@@ -2,8 +2,6 @@ package server
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/json"
 	"errors"
 	"io"
@@ -97,7 +95,7 @@ func (m *Metrics) fill(h *bystander.Hooks) {
 type Server struct {
 	cfg      Config
 	submit   func(context.Context, engine.Request) (stream, error)
-	key      [sha256.Size]byte
+	key      openai.Key
 	started  time.Time
 	draining atomic.Bool
 	stopper  openai.Stopper
@@ -142,7 +140,7 @@ func New(cfg Config) (*Server, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	cfg.Metrics.fill(bystander.NewHooks("server", cfg.Log))
-	s := &Server{widest: 1, cfg: cfg, key: sha256.Sum256([]byte(cfg.APIKey)), started: time.Now()}
+	s := &Server{widest: 1, cfg: cfg, key: openai.NewKey(cfg.APIKey), started: time.Now()}
 	for id := range cfg.Tokenizer.Size() {
 		s.widest = max(s.widest, len(cfg.Tokenizer.Piece(int32(id))))
 	}
@@ -203,10 +201,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	case q.Method != r.method && (r.method != http.MethodGet || q.Method != http.MethodHead):
 		rec.Header().Set("Allow", r.method)
 		s.fail(rec, openai.NewError(http.StatusMethodNotAllowed, "", "this path takes %s only", r.method))
-	case r.keyed && !s.allowed(q):
-		rec.Header().Set("WWW-Authenticate", "Bearer")
-		s.fail(rec, openai.NewError(http.StatusUnauthorized, "", "the API key is missing or wrong"))
 	default:
+		if r.keyed {
+			if err := s.key.Check(rec.Header(), q); err != nil {
+				s.fail(rec, err)
+				break
+			}
+		}
 		r.serve(rec, q)
 	}
 	s.cfg.Metrics.Request(label, method(q.Method), max(rec.status, http.StatusOK), time.Since(begun))
@@ -219,16 +220,6 @@ func method(m string) string {
 		return m
 	}
 	return "other"
-}
-
-// allowed compares the bearer token with the key in constant time.
-func (s *Server) allowed(q *http.Request) bool {
-	if s.cfg.APIKey == "" {
-		return true
-	}
-	scheme, token, _ := strings.Cut(q.Header.Get("Authorization"), " ")
-	sum := sha256.Sum256([]byte(token))
-	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(sum[:], s.key[:]) == 1
 }
 
 // read returns the body of q, at most MaxBody bytes.
