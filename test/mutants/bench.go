@@ -2,15 +2,18 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -33,6 +36,35 @@ type pkg struct {
 
 	limit time.Duration // for one run of the tests
 	cpu   int           // seconds of processor time for it: what loops for ever is ended early, however busy the machine is
+
+	mu      sync.Mutex
+	killers map[string]int // tests that killed mutants, and how many
+}
+
+// failed is how a test binary names a test that failed.
+var failed = regexp.MustCompile(`(?m)^--- FAIL: (\w+)`)
+
+// kills notes which test killed a mutant.
+func (p *pkg) kills(out []byte) {
+	if m := failed.FindSubmatch(out); m != nil {
+		p.mu.Lock()
+		p.killers[string(m[1])]++
+		p.mu.Unlock()
+	}
+}
+
+// maxKillers is how many tests are tried before all are.
+const maxKillers = 8
+
+// first returns the tests that killed most mutants: most of the next are theirs.
+func (p *pkg) first() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	names := slices.Collect(maps.Keys(p.killers))
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(cmp.Compare(p.killers[b], p.killers[a]), strings.Compare(a, b))
+	})
+	return names[:min(len(names), maxKillers)]
 }
 
 // flags are what its test binary is called with: rapid draws the same
@@ -83,7 +115,7 @@ func (b *bench) prepare(ctx context.Context, path string, names []string) error 
 	if err != nil {
 		return fmt.Errorf("listing %s: %w", path, err)
 	}
-	p := &pkg{limit: 5 * time.Minute, cpu: 600}
+	p := &pkg{limit: 5 * time.Minute, cpu: 600, killers: map[string]int{}}
 	if err := json.Unmarshal(out, p); err != nil {
 		return fmt.Errorf("listing %s: %w", path, err)
 	}
@@ -158,14 +190,22 @@ func (b *bench) test(ctx context.Context, path, bin string, names []string, shor
 	if err == nil {
 		return survived, "they pass", used
 	}
+	p.kills(out)
 	if len(out) > 600 {
 		out = out[len(out)-600:]
 	}
 	return killed, string(out), used
 }
 
-// try tests src, the mutated text of file, against tests of a package.
-func (b *bench) try(ctx context.Context, file, src, path string, names []string, short bool) (verdict, string) {
+// A round is one run of tests.
+type round struct {
+	names []string // nil: all
+	short bool
+}
+
+// try tests src, the mutated text of file, against tests of a package, until a
+// round of them kills it.
+func (b *bench) try(ctx context.Context, file, src, path string, rounds ...round) (v verdict, msg string) {
 	n := b.runs.Add(1)
 	mutated := filepath.Join(b.tmp, fmt.Sprintf("%d.go", n))
 	overlay := filepath.Join(b.tmp, fmt.Sprintf("%d.json", n))
@@ -185,9 +225,10 @@ func (b *bench) try(ctx context.Context, file, src, path string, names []string,
 		return uncompiled, msg
 	}
 	defer os.Remove(bin)
-	v, msg, _ := b.test(ctx, path, bin, names, short)
-	if v == survived && len(names) == 0 && short {
-		v, msg, _ = b.test(ctx, path, bin, nil, false)
+	for _, r := range rounds {
+		if v, msg, _ = b.test(ctx, path, bin, r.names, r.short); v != survived {
+			break
+		}
 	}
 	return v, msg
 }
@@ -201,14 +242,18 @@ func (b *bench) tryListed(ctx context.Context, m listed) (verdict, string) {
 	if n := strings.Count(src, m.Old); n != 1 {
 		return unusable, fmt.Sprintf("its old text occurs %d times, want once", n)
 	}
-	return b.try(ctx, m.File, strings.Replace(src, m.Old, m.New, 1), m.pkg(), m.names(), false)
+	return b.try(ctx, m.File, strings.Replace(src, m.Old, m.New, 1), m.pkg(), round{names: m.names()})
 }
 
 // tryEdit tests a generated mutant with all tests of one package after the
-// other, until one kills it.
+// other, until one kills it: those first that kill most, then the short ones.
 func (b *bench) tryEdit(ctx context.Context, t target, src string, e edit) verdict {
-	for i, p := range t.packages() {
-		if v, _ := b.try(ctx, t.File, e.apply(src), p, nil, i == 0); v != survived {
+	for _, path := range t.packages() {
+		rounds := []round{{short: true}, {}}
+		if first := b.pkgs[path].first(); len(first) > 0 {
+			rounds = slices.Insert(rounds, 0, round{names: first, short: true})
+		}
+		if v, _ := b.try(ctx, t.File, e.apply(src), path, rounds...); v != survived {
 			return v
 		}
 	}
