@@ -50,6 +50,9 @@ var build = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := endsWithUs(dir); err != nil {
+		return "", err
+	}
 	bin := filepath.Join(dir, "tandem")
 	cmd := exec.Command("go", "build", "-o", bin, "./cmd/tandem")
 	cmd.Dir = root
@@ -58,6 +61,19 @@ var build = sync.OnceValues(func() (string, error) {
 	}
 	return bin, nil
 })
+
+// endsWithUs has dir removed when this process ends, however it ends: a shell waits
+// for the end of a pipe whose other side is never closed here.
+func endsWithUs(dir string) error {
+	var pipe [2]int
+	if err := syscall.Pipe2(pipe[:], syscall.O_CLOEXEC); err != nil {
+		return err
+	}
+	r := os.NewFile(uintptr(pipe[0]), "pipe")
+	sh := exec.Command("sh", "-c", `read -r _; rm -rf "$1"`, "sh", dir)
+	sh.Stdin, sh.SysProcAttr = r, &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is not for it
+	return errors.Join(sh.Start(), r.Close())
+}
 
 // Binary returns the path of the program under test.
 func Binary(t testing.TB) string {
