@@ -93,7 +93,7 @@ mutants-nightly: ## break it in every small way; prints what no test noticed (ho
 	$(GO) run ./test/mutants -generate
 
 # The pages are made by tests, which compare them too: make test fails on an old one.
-PAGES := $(GO) test -count=1 ./internal/telemetry -run 'PageIsTheCode$$'
+PAGES := $(GO) test -count=1 ./internal/telemetry ./cmd/tandem -run 'PageIsTheCode$$'
 
 gen: ## regenerate the assembly kernels and the pages under docs that come from the code
 	cd internal/compute/gen && $(GO) run .

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,8 +13,16 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
+)
+
+// Exit codes, besides 0 for what ended as it should: by itself, or within its
+// drain time after a signal.
+const (
+	exitFailed = 1
+	exitForced = 130 // a second signal, which waits for nothing
 )
 
 // version is set by the linker.
@@ -24,7 +33,7 @@ func main() {
 		for line := range strings.Lines(err.Error()) { // one for each joined error
 			fmt.Fprintln(os.Stderr, "tandem:", strings.TrimSuffix(line, "\n"))
 		}
-		os.Exit(1)
+		os.Exit(exitFailed)
 	}
 }
 
@@ -56,9 +65,30 @@ func signals() (context.Context, context.CancelFunc) {
 		<-ch
 		cancel()
 		<-ch
-		os.Exit(130)
+		os.Exit(exitForced)
 	}()
 	return ctx, cancel
+}
+
+// shortest is the least that a time limit may be.
+const shortest = time.Millisecond
+
+// least refuses a value of a flag that is too small.
+func least[T cmp.Ordered](flag string, value, limit T) error {
+	if value < limit {
+		return fmt.Errorf("%s %v: want at least %v", flag, value, limit)
+	}
+	return nil
+}
+
+// bounds returns the first of errs.
+func bounds(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func versionCommand() *cobra.Command {

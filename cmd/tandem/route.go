@@ -38,6 +38,13 @@ func routeCommand() *cobra.Command {
 				ctx, cancel = supervise(ctx, cmd.InOrStdin())
 				defer cancel()
 			}
+			if err := bounds(
+				least("--retries", cfg.Retries, 0), least("--drain-timeout", grace, 0), least("--connect-timeout", cfg.Backend.Connect, shortest),
+				least("--leg-timeout", cfg.Backend.Header, shortest), least("--silence-timeout", cfg.Backend.Silence, shortest),
+				least("--write-timeout", cfg.WriteTimeout, shortest),
+			); err != nil {
+				return err
+			}
 			log, logs, err := newLogger(cmd.ErrOrStderr(), level)
 			if err != nil {
 				return err
@@ -71,19 +78,19 @@ func routeCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringArrayVar(&cfg.Prefill, "prefill", nil, "URL of a prefill engine; may be given several times")
-	f.StringArrayVar(&cfg.Decode, "decode", nil, "URL of a decode engine; may be given several times")
-	f.StringVar(&host, "host", "127.0.0.1", "address to listen on")
-	f.IntVar(&port, "port", 8000, "port to listen on, 0 for a free one")
-	f.IntVar(&cfg.Retries, "retries", 1, "tries on another engine before the first byte of an answer")
-	f.DurationVar(&cfg.Backend.Connect, "connect-timeout", cfg.Backend.Connect, "longest time to reach an engine")
-	f.DurationVar(&cfg.Backend.Header, "leg-timeout", cfg.Backend.Header, "longest time from a request to an engine's status line")
-	f.DurationVar(&cfg.Backend.Silence, "silence-timeout", cfg.Backend.Silence, "longest time without a byte of an answer that an engine has begun")
-	f.DurationVar(&cfg.WriteTimeout, "write-timeout", 30*time.Second, "longest time that one write to a client may take")
+	f.StringArrayVar(&cfg.Prefill, "prefill", nil, "URL of a prefill engine, http://HOST:PORT; at least one, may be given several times")
+	f.StringArrayVar(&cfg.Decode, "decode", nil, "URL of a decode engine, http://HOST:PORT; at least one, may be given several times")
+	f.StringVar(&host, "host", "127.0.0.1", "address to listen on; 0.0.0.0 is every one of this host")
+	f.IntVar(&port, "port", 8000, "port to listen on, up to 65535; 0 for a free one")
+	f.IntVar(&cfg.Retries, "retries", 1, "further tries on other engines before the first byte of an answer, 0 or more")
+	f.DurationVar(&cfg.Backend.Connect, "connect-timeout", cfg.Backend.Connect, "longest time to connect to an engine, at least 1ms")
+	f.DurationVar(&cfg.Backend.Header, "leg-timeout", cfg.Backend.Header, "longest time from a request to an engine's status line, at least 1ms; a prefill must fit into it")
+	f.DurationVar(&cfg.Backend.Silence, "silence-timeout", cfg.Backend.Silence, "longest time without a byte of an answer that an engine has begun, at least 1ms")
+	f.DurationVar(&cfg.WriteTimeout, "write-timeout", 30*time.Second, "longest time that one write to a client may take, at least 1ms")
 	f.StringVar(&cfg.SaltHeader, "cache-salt-header", "", "request header that a trusted edge sets for each tenant; tenants share no cached prefix, whatever cache_salt a client sends")
-	f.DurationVar(&grace, "drain-timeout", 30*time.Second, "longest time to finish running requests after SIGTERM")
-	f.BoolVar(&chaos, "enable-chaos", false, "let tandem chaos break the legs of requests")
-	f.StringVar(&key, "chaos-key", os.Getenv("TANDEM_API_KEY"), "key for /admin/chaos (environment: TANDEM_API_KEY); clients' keys are the engines' matter")
+	f.DurationVar(&grace, "drain-timeout", 30*time.Second, "longest time to finish running requests after SIGTERM; what still runs then ends with an error")
+	f.BoolVar(&chaos, "enable-chaos", false, "let tandem chaos break the legs of requests; not where others rely on it")
+	f.StringVar(&key, "chaos-key", os.Getenv("TANDEM_API_KEY"), "key for /admin/chaos, empty: none is asked for (environment: TANDEM_API_KEY); clients' keys are the engines' matter")
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	f.IntVar(&announceFD, "announce-fd", 0, "descriptor to write the URL to")
 	f.BoolVar(&supervised, "supervised", false, "end with standard input")

@@ -61,38 +61,38 @@ type serveOptions struct {
 }
 
 func (o *serveOptions) flags(f *pflag.FlagSet) {
-	f.StringVar(&o.host, "host", "127.0.0.1", "address to listen on")
-	f.IntVar(&o.port, "port", 8000, "port to listen on, 0 for a free one")
+	f.StringVar(&o.host, "host", "127.0.0.1", "address to listen on; 0.0.0.0 is every one of this host")
+	f.IntVar(&o.port, "port", 8000, "port to listen on, up to 65535; 0 for a free one")
 	f.StringArrayVar(&o.names, "served-model-name", nil, "name of the model in the API; may be given several times (default: the file's name)")
-	f.StringVar(&o.apiKey, "api-key", os.Getenv("TANDEM_API_KEY"), "key that clients must send (environment: TANDEM_API_KEY)")
+	f.StringVar(&o.apiKey, "api-key", os.Getenv("TANDEM_API_KEY"), "key that clients must send as a bearer token; empty: none is asked for (environment: TANDEM_API_KEY)")
 	f.StringVar(&o.level, "log-level", "info", "debug, info, warn or error")
-	f.DurationVar(&o.grace, "drain-timeout", 30*time.Second, "longest time to finish running requests and leases after SIGTERM")
-	f.DurationVar(&o.stall, "stall-timeout", time.Minute, "longest engine step; while one takes longer, /health is red and requests end with an error")
+	f.DurationVar(&o.grace, "drain-timeout", 30*time.Second, "longest time to finish running requests and leases after SIGTERM; what still runs then ends with an error")
+	f.DurationVar(&o.stall, "stall-timeout", time.Minute, "longest engine step, at least 1ms; while one takes longer, /health is red and requests end with an error")
 	f.BoolVar(&o.quiet, "disable-log-requests", false, "no log line per request")
-	f.IntVar(&o.maxLen, "max-model-len", 0, "longest sequence in tokens, prompt and output (default: the model's)")
-	f.IntVar(&o.maxSeqs, "max-num-seqs", 64, "requests that run at once")
-	f.IntVar(&o.maxBatched, "max-num-batched-tokens", 512, "tokens of one step")
+	f.IntVar(&o.maxLen, "max-model-len", 0, "longest sequence in tokens, prompt and output, up to the model's context length, which 0 stands for")
+	f.IntVar(&o.maxSeqs, "max-num-seqs", 64, "requests that run at once, at least 1; others wait")
+	f.IntVar(&o.maxBatched, "max-num-batched-tokens", 512, "tokens of one step, at least 1: of prompts in chunks, and one of each request that decodes")
 	f.IntVar(&o.blockSize, "block-size", 16, "tokens of a KV block: 16, 32 or 64")
-	f.Var(&o.memory, "kv-cache-memory", "memory of the KV cache, such as 512MiB or 2GiB")
-	f.IntVar(&o.blocks, "num-gpu-blocks-override", 0, "KV blocks, in place of --kv-cache-memory")
+	f.Var(&o.memory, "kv-cache-memory", "memory of the KV cache, such as 512MiB or 2GiB, from one block up to 1024TiB; --sim has 65536 tokens in place of it")
+	f.IntVar(&o.blocks, "num-gpu-blocks-override", 0, "KV blocks, in place of --kv-cache-memory; 0 leaves it to that")
 	f.StringVar(&o.kvType, "kv-cache-dtype", "auto", "auto (f16), f16 or f32")
 	f.BoolVar(&o.noPrefix, "no-enable-prefix-caching", false, "compute every prompt whole, as --enable-prefix-caching=false")
 	f.BoolVar(&o.prefix, "enable-prefix-caching", true, "reuse the KV of shared prefixes")
 	f.StringVar(&o.policy, "scheduling-policy", "fcfs", "fcfs or priority")
 	f.Uint64Var(&o.seed, "seed", 0, "source of the seeds of requests that bring none; 0 is random")
 	f.IntVar(&o.tp, "tensor-parallel-size", 1, "ranks of the engine: 1, 2 or 4")
-	f.IntVar(&o.threads, "threads", 0, "threads that compute (default: the cores this process may use)")
-	f.StringVar(&o.kernels, "kernels", "auto", "auto, avx512 or portable")
+	f.IntVar(&o.threads, "threads", 0, "threads that compute; 0 takes the cores that this process may use by its CPU set and control group")
+	f.StringVar(&o.kernels, "kernels", "auto", "auto, avx512 or portable; auto takes avx512 where the processor has it, and the results are the same bits")
 	f.BoolVar(&o.f32, "f32", false, "exact mode for tests: f32 weights, activations and KV")
-	f.BoolVar(&o.chaos, "enable-chaos", false, "let tandem chaos break what runs between this engine and others")
+	f.BoolVar(&o.chaos, "enable-chaos", false, "let tandem chaos break what runs between this engine and others; not where others rely on it")
 	f.BoolVar(&o.sim, "sim", false, "no model: synthetic tokens that depend on every KV byte")
-	f.DurationVar(&o.simDelay, "sim-token-time", 0, "with --sim: time that each computed token takes")
-	f.StringVar(&o.transfer, "kv-transfer-config", "", "connector as JSON or @FILE, as in vLLM; single keys as --kv-transfer-config.KEY VALUE")
+	f.DurationVar(&o.simDelay, "sim-token-time", 0, "with --sim: time that each computed token takes, 0 for none")
+	f.StringVar(&o.transfer, "kv-transfer-config", "", "connector as JSON or @FILE, as in vLLM; single keys as --kv-transfer-config.KEY VALUE; empty: the engine exchanges no KV")
 	f.BoolVar(&o.ownPolicy, "allow-request-policy", false, "let a request choose by the header X-KV-Load-Failure-Policy (fail or recompute) what happens when its KV load fails")
-	f.StringVar(&o.peerListen, "peer-listen", "127.0.0.1:0", "address for other engines")
-	f.StringVar(&o.advertise, "peer-advertise", "", "address that other engines dial (default: where --peer-listen was bound)")
-	f.StringVar(&o.socketDir, "peer-socket-dir", "", "folder for the peer socket of engines on this host (default: one of this user's in the temporary folder)")
-	f.StringVar(&o.tokenFile, "cluster-token-file", "", "file with the cluster token")
+	f.StringVar(&o.peerListen, "peer-listen", "127.0.0.1:0", "host:port for other engines; port 0 takes a free one")
+	f.StringVar(&o.advertise, "peer-advertise", "", "host:port that other engines dial, needed where --peer-listen has no single address (default: where --peer-listen was bound)")
+	f.StringVar(&o.socketDir, "peer-socket-dir", "", "folder for the peer socket, by which engines on this host share memory (default: one of this user's under $TMPDIR)")
+	f.StringVar(&o.tokenFile, "cluster-token-file", "", "file with the cluster token, 32 to 4096 bytes, the same for all engines that exchange KV; needed with --kv-transfer-config")
 	f.IntVar(&o.announceFD, "announce-fd", 0, "descriptor to write the URL to")
 	f.BoolVar(&o.supervised, "supervised", false, "end with standard input")
 }
@@ -174,16 +174,12 @@ func (o *serveOptions) check(args []string) error {
 	case !o.noConnector && o.tokenFile == "":
 		return errors.New("--kv-transfer-config needs --cluster-token-file: engines exchange KV only with those that hold the same token")
 	}
-	for _, n := range []struct {
-		flag         string
-		value, least int
-	}{
-		{"--max-model-len", o.maxLen, 0}, {"--max-num-seqs", o.maxSeqs, 1}, {"--max-num-batched-tokens", o.maxBatched, 1},
-		{"--num-gpu-blocks-override", o.blocks, 0}, {"--threads", o.threads, 0},
-	} {
-		if n.value < n.least {
-			return fmt.Errorf("%s %d: want at least %d", n.flag, n.value, n.least)
-		}
+	if err := bounds(
+		least("--max-model-len", o.maxLen, 0), least("--max-num-seqs", o.maxSeqs, 1), least("--max-num-batched-tokens", o.maxBatched, 1),
+		least("--num-gpu-blocks-override", o.blocks, 0), least("--threads", o.threads, 0), least("--sim-token-time", o.simDelay, 0),
+		least("--drain-timeout", o.grace, 0), least("--stall-timeout", o.stall, shortest),
+	); err != nil {
+		return err
 	}
 	if o.noConnector {
 		return nil

@@ -16,37 +16,34 @@ import (
 	"tandem/internal/transfer"
 )
 
-// A transferConfig is --kv-transfer-config, with vLLM's names.
+// A transferConfig is --kv-transfer-config, with vLLM's names. The help of each
+// field is what docs/config.md says of it.
 type transferConfig struct {
-	Connector string            `json:"kv_connector"`
-	Role      connector.Role    `json:"kv_role"`
-	EngineID  string            `json:"engine_id"`
-	Policy    engine.FailPolicy `json:"kv_load_failure_policy"`
-	Extra     transferExtra     `json:"kv_connector_extra_config"`
+	Connector string            `json:"kv_connector" help:"TandemConnector; vLLM's NixlConnector and NixlPullConnector mean the same here"`
+	Role      connector.Role    `json:"kv_role" help:"kv_producer grants hand-offs (P), kv_consumer loads them (D), kv_both does both"`
+	EngineID  string            `json:"engine_id" help:"name of the engine for peers, logs and metrics, up to 128 bytes; empty: a random one at each start"`
+	Policy    engine.FailPolicy `json:"kv_load_failure_policy" help:"what happens to a request whose KV load fails: fail ends it with a 500, recompute computes what is missing here; tandem up sets recompute"`
+	Extra     transferExtra     `json:"kv_connector_extra_config" help:"the keys of the next table"`
 
-	// Known to vLLM and without meaning here: KV lives in host memory.
-	BufferDevice string `json:"kv_buffer_device"`
-	Permute      bool   `json:"enable_permute_local_kv"`
+	BufferDevice string `json:"kv_buffer_device" help:"vLLM's; read and without effect, since KV is always in host memory"`
+	Permute      bool   `json:"enable_permute_local_kv" help:"vLLM's; read and without effect, as above"`
 }
 
 // transferExtra is kv_connector_extra_config. Durations are seconds, as in
 // vLLM.
 type transferExtra struct {
-	LeaseSeconds     float64 `json:"kv_lease_duration"`
-	Threads          int     `json:"num_threads"`
-	EngineTTLSeconds float64 `json:"engine_ttl"`
-	HandshakeSeconds float64 `json:"handshake_timeout"`
-	LoadSeconds      float64 `json:"load_timeout"`
-	StallSeconds     float64 `json:"no_progress_timeout"`
+	LeaseSeconds     float64 `json:"kv_lease_duration" help:"P: how long it keeps the blocks of a hand-off that nobody has claimed; D renews it while its request waits, up to ten times this"`
+	Threads          int     `json:"num_threads" help:"D: threads of each rank that copy from the memory of peers on this host; 0 or less is 2"`
+	EngineTTLSeconds float64 `json:"engine_ttl" help:"D: an unused peer is forgotten after so long; the next request to it begins with a handshake"`
+	HandshakeSeconds float64 `json:"handshake_timeout" help:"D: longest time to connect to a peer and compare models; then class handshake"`
+	LoadSeconds      float64 `json:"load_timeout" help:"D: longest time of handshake, claim and read of one prompt; then class timeout"`
+	StallSeconds     float64 `json:"no_progress_timeout" help:"D: longest time without an answer to a claim, or without a new tile; then class timeout"`
 
-	// Paths are the transfer paths that may be chosen between hosts and processes,
-	// "memfd" and "tcp"; none: all of them, by a measurement.
-	Paths []string `json:"transfer_paths"`
+	// Paths are the transfer paths that may be chosen between hosts and processes.
+	Paths []string `json:"transfer_paths" help:"D: paths that may be chosen, of memfd (shared memory on one host) and tcp; none: both, and a measurement decides"`
 
-	// Known to vLLM: the first is always so here, the others choose among what
-	// this connector does not have.
-	EnforceCompat *bool    `json:"enforce_handshake_compat"`
-	Backends      []string `json:"backends"`
+	EnforceCompat *bool    `json:"enforce_handshake_compat" help:"vLLM's; only true is taken: engines that differ would make wrong tokens"`
+	Backends      []string `json:"backends" help:"vLLM's; read and without effect, since they choose among what this connector does not have"`
 }
 
 // connectorNames are the names under which our connector is asked for. vLLM's

@@ -49,19 +49,19 @@ func upCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.prefill, "prefill", 1, "number of prefill engines")
-	f.IntVar(&o.decode, "decode", 1, "number of decode engines")
-	f.StringVar(&o.host, "host", "127.0.0.1", "address of the router")
-	f.IntVar(&o.port, "port", 8000, "port of the router, 0 for a free one")
-	f.IntVar(&o.threads, "threads", 0, "threads of each engine; 0 shares the cores among them")
+	f.IntVar(&o.prefill, "prefill", 1, "number of prefill engines, at least 1")
+	f.IntVar(&o.decode, "decode", 1, "number of decode engines, at least 1")
+	f.StringVar(&o.host, "host", "127.0.0.1", "address of the router; the engines listen on 127.0.0.1")
+	f.IntVar(&o.port, "port", 8000, "port of the router, up to 65535; 0 for a free one")
+	f.IntVar(&o.threads, "threads", 0, "threads of each engine; 0 shares the machine's cores among the engines, at least one each")
 	f.BoolVar(&o.sim, "sim", false, "no model: synthetic tokens that depend on every KV byte")
-	f.BoolVar(&o.chaos, "enable-chaos", false, "let tandem chaos break the cluster on purpose")
-	f.StringVar(&o.apiKey, "api-key", os.Getenv("TANDEM_API_KEY"), "key that clients must send (environment: TANDEM_API_KEY)")
+	f.BoolVar(&o.chaos, "enable-chaos", false, "let tandem chaos break the cluster on purpose; not where others rely on it")
+	f.StringVar(&o.apiKey, "api-key", os.Getenv("TANDEM_API_KEY"), "key that clients must send as a bearer token; empty: none is asked for (environment: TANDEM_API_KEY)")
 	f.StringVar(&o.level, "log-level", "info", "debug, info, warn or error")
-	f.DurationVar(&o.grace, "drain-timeout", 15*time.Second, "longest time for each process to finish after Ctrl-C")
+	f.DurationVar(&o.grace, "drain-timeout", 15*time.Second, "longest time for each process to finish after Ctrl-C or SIGTERM")
 	f.StringArrayVar(&o.engine, "engine-arg", nil, "an argument of tandem serve for every engine, such as --max-model-len=4096; may be given several times")
-	f.StringArrayVar(&o.prefillArgs, "prefill-arg", nil, "an argument for the prefill engines")
-	f.StringArrayVar(&o.decodeArgs, "decode-arg", nil, "an argument for the decode engines")
+	f.StringArrayVar(&o.prefillArgs, "prefill-arg", nil, "an argument of tandem serve for the prefill engines; may be given several times")
+	f.StringArrayVar(&o.decodeArgs, "decode-arg", nil, "an argument of tandem serve for the decode engines; may be given several times")
 	return cmd
 }
 
@@ -89,6 +89,9 @@ type cluster struct {
 func up(ctx context.Context, o upOptions, args []string, stdout, stderr io.Writer) error {
 	if o.prefill < 1 || o.decode < 1 {
 		return errors.New("up: want at least one prefill and one decode engine")
+	}
+	if err := bounds(least("--threads", o.threads, 0), least("--drain-timeout", o.grace, 0)); err != nil {
+		return err
 	}
 	if o.sim && len(args) > 0 {
 		return fmt.Errorf("up: --sim runs without a model, but %s is given%s", args[0], o.split())

@@ -102,6 +102,16 @@ func (c *Config) fill() error {
 			return fmt.Errorf("connector: configuring the fingerprint: factor %.40q is empty or too long", f.Name)
 		}
 	}
+	c.times()
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	c.Metrics.fill(bystander.NewHooks("connector", c.Log))
+	return nil
+}
+
+// times sets the default of every duration that has none.
+func (c *Config) times() {
 	or := func(d *time.Duration, def time.Duration) {
 		if *d <= 0 {
 			*d = def
@@ -116,9 +126,11 @@ func (c *Config) fill() error {
 	or(&c.MaxClaim, 2*time.Minute)
 	or(&c.ReturnTimeout, 5*time.Second)
 	or(&c.PeerIdle, time.Hour)
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
-	c.Metrics.fill(bystander.NewHooks("connector", c.Log))
-	return nil
+}
+
+// Defaults returns the durations of a Config that sets none, for documents.
+func Defaults() Config {
+	var c Config
+	c.times()
+	return c
 }

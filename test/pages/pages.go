@@ -8,6 +8,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"text/template"
 
@@ -43,7 +44,7 @@ func Compare(t *testing.T, page, file string, funcs template.FuncMap, data any) 
 	if err != nil {
 		t.Fatalf("%v; make gen writes it", err)
 	}
-	if diff := cmp.Diff(string(have), want.String()); diff != "" {
+	if diff := cmp.Diff(strings.Split(string(have), "\n"), strings.Split(want.String(), "\n")); diff != "" {
 		t.Errorf("docs/%s is not what the code says (-page +code); make gen writes it anew:\n%s", page, diff)
 	}
 }
