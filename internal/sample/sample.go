@@ -44,11 +44,18 @@ type Sampler struct {
 // ErrNotFinite.
 func Argmax(row []float32) (kv.Token, error) {
 	best, at := float32(math.Inf(-1)), -1
-	for i, x := range row {
-		if x > best {
-			best, at = x, i
-		} else if x != x {
-			return 0, ErrNotFinite
+	for i := 0; i < len(row); i += 4 {
+		r := row[i:min(i+4, len(row))]
+		// Nearly all are lower, which a NaN is not: four at a time.
+		if len(r) == 4 && r[0] <= best && r[1] <= best && r[2] <= best && r[3] <= best {
+			continue
+		}
+		for j, x := range r {
+			if x > best {
+				best, at = x, i+j
+			} else if x != x {
+				return 0, ErrNotFinite
+			}
 		}
 	}
 	if at < 0 || math.IsInf(float64(best), 1) {

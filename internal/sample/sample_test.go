@@ -3,6 +3,7 @@ package sample
 import (
 	"errors"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -127,19 +128,56 @@ func TestNucleusEndsWhereItReachesP(t *testing.T) {
 }
 
 func TestArgmax(t *testing.T) {
+	nan, inf := float32(math.NaN()), float32(math.Inf(1))
+	wrong := 0
 	rapid.Check(t, func(t *rapid.T) {
 		r := row(t, rapid.IntRange(1, 40).Draw(t, "vocab"))
-		r[rapid.IntRange(0, len(r)-1).Draw(t, "zero")] = float32(math.Copysign(0, -1))
-		want := 0
+		odd := rapid.SampledFrom([]float32{float32(math.Copysign(0, -1)), 0, -inf, inf, nan}).Draw(t, "odd")
+		for range rapid.IntRange(1, 3).Draw(t, "times") {
+			r[rapid.IntRange(0, len(r)-1).Draw(t, "at")] = odd
+		}
+		want, fail := 0, false
 		for i, x := range r {
 			if x > r[want] {
 				want = i
 			}
+			fail = fail || x != x
 		}
-		if got, err := Argmax(r); err != nil || int(got) != want {
+		if fail = fail || math.IsInf(float64(r[want]), 0); fail {
+			wrong++
+		}
+		if got, err := Argmax(r); (err != nil) != fail || err == nil && int(got) != want {
 			t.Fatalf("%v: %d, %v, want %d", r, got, err, want)
 		}
 	})
+	if wrong == 0 {
+		t.Error("all rows were finite")
+	}
+	for n := 1; n <= 13; n++ {
+		for i := 1; i < n; i++ {
+			r := make([]float32, n)
+			r[0], r[i] = 1, 2
+			if got, err := Argmax(r); err != nil || int(got) != i {
+				t.Errorf("the highest of %d at %d: %d, %v", n, i, got, err)
+			}
+			r[i] = nan
+			if _, err := Argmax(r); err == nil {
+				t.Errorf("a NaN among %d at %d is taken", n, i)
+			}
+		}
+	}
+}
+
+func BenchmarkArgmax(b *testing.B) {
+	r, rng := make([]float32, 49152), rand.New(rand.NewPCG(1, 2))
+	for i := range r {
+		r[i] = float32(rng.NormFloat64())
+	}
+	for b.Loop() {
+		if _, err := Argmax(r); err != nil {
+			b.Fatal(err)
+		}
+	}
 }
 
 func TestAdjustments(t *testing.T) {
