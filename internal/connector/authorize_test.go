@@ -56,6 +56,7 @@ func TestOnlyTheClaimersConnectionReads(t *testing.T) {
 		{"another process", CallerID{Incarnation: Incarnation{3}, Conn: 5}, 3, id, tiles, ErrLeaseGone},
 		{"another lease", from, 3, LeaseID{8}, tiles, ErrLeaseGone},
 		{"another registration", from, 2, id, tiles, ErrStale},
+		{"nobody, an unknown lease", CallerID{}, 0, LeaseID{8}, tiles, ErrLeaseGone},
 		{"another block", from, 3, id, []int32{8, 10}, ErrLeaseGone},
 		{"another block first", from, 3, id, []int32{0, 8}, ErrLeaseGone},
 		{"another block last", from, 3, id, append(tiles[:6:6], 20), ErrLeaseGone},

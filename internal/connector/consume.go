@@ -56,8 +56,8 @@ func (c *Connector) Load(s LoadSpec) {
 		return
 	}
 	rep := LoadReport{ID: s.ID, From: s.FromTile, To: s.ToTile}
-	for i := s.FromTile; i < s.ToTile; i++ {
-		rep.Invalid = append(rep.Invalid, i)
+	for i := range s.ToTile - s.FromTile {
+		rep.Invalid = append(rep.Invalid, s.FromTile+i)
 	}
 	rep.Err = &LoadError{Peer: s.Handoff.EngineID, Class: ClassSetup, Tiles: rep.Invalid, Err: err}
 	c.loadFailed(&s, &rep)
@@ -92,7 +92,7 @@ func (c *Connector) start(s LoadSpec) error {
 	}
 	now := time.Now()
 	l := &load{
-		c: c, spec: s, start: now, halt: make(chan struct{}), events: make(chan any, 4+2*MaxTP),
+		c: c, spec: s, start: now, halt: make(chan struct{}), events: make(chan any, lateEvents),
 		core: core.NewLoad(s.ToTile-s.FromTile, core.LoadLimits{
 			Whole: c.cfg.LoadTimeout, Answer: c.cfg.NoProgress, Tile: stallFactor * c.cfg.NoProgress,
 		}, now),

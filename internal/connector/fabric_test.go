@@ -31,8 +31,18 @@ type fabric struct {
 	// onPeer runs before each tile of a read from an engine.
 	onPeer func(to *fabricNet)
 
+	// onConn runs before a call, with its connection.
+	onConn func(ctx context.Context, p *fabricPeer, k Kind) error
+	// onJoin and onPlan run before a rank of the peer is joined, and its reads planned.
+	onJoin, onPlan func(remote int) error
+	// onPost runs while a read is posted.
+	onPost func(ctx context.Context, r ReadSpec)
+	// unnoticed is for how long the end of a connection is not told to the peer.
+	unnoticed time.Duration
+
 	dials, hellos, claims, tiles atomic.Int64
 	alive                        atomic.Int64 // connections that have not ended
+	joined                       atomic.Int64 // ranks that have not been closed
 }
 
 func newFabric() *fabric { return &fabric{nets: map[string]*fabricNet{}} }
@@ -107,6 +117,9 @@ func (n *fabricNet) Dial(ctx context.Context, addr string) (Conn, error) {
 		}
 		n.f.alive.Add(-1)
 		close(p.done)
+		if n.f.unnoticed > 0 {
+			<-time.After(n.f.unnoticed)
+		}
 		if to.lost != nil {
 			to.lost(p.id)
 		}
@@ -133,6 +146,11 @@ func (p *fabricPeer) Call(ctx context.Context, k Kind, body []byte) ([]byte, err
 		p.from.f.claims.Add(1)
 	default:
 	}
+	if h := p.from.f.onConn; h != nil {
+		if err := h(ctx, p, k); err != nil {
+			return nil, err
+		}
+	}
 	if h := p.from.f.onCall; h != nil {
 		if err := h(ctx, p.to.addr, k); err != nil {
 			return nil, err
@@ -155,6 +173,12 @@ func (p *fabricPeer) Join(_ context.Context, _ int, desc []byte) (Remote, error)
 	if _, err := fmt.Sscan(string(desc), &rank); err != nil {
 		return nil, err
 	}
+	if h := p.from.f.onJoin; h != nil {
+		if err := h(rank); err != nil {
+			return nil, err
+		}
+	}
+	p.from.f.joined.Add(1)
 	return &fabricRemote{p, rank}, nil
 }
 
@@ -164,8 +188,13 @@ type fabricRemote struct {
 }
 
 func (r *fabricRemote) Path() (name, why string) { return "mem", "test" }
-func (r *fabricRemote) Close()                   {}
+func (r *fabricRemote) Close()                   { r.p.from.f.joined.Add(-1) }
 func (r *fabricRemote) Plan(rank int, s Strides) (ReadPlan, error) {
+	if h := r.p.from.f.onPlan; h != nil {
+		if err := h(r.rank); err != nil {
+			return nil, err
+		}
+	}
 	return &fabricPlan{r, r.p.from.arenas[rank], r.p.to.arenas[r.rank], rank, s}, nil
 }
 
@@ -176,7 +205,10 @@ type fabricPlan struct {
 	s             Strides
 }
 
-func (pl *fabricPlan) Read(_ context.Context, spec ReadSpec) Read {
+func (pl *fabricPlan) Read(post context.Context, spec ReadSpec) Read {
+	if h := pl.r.p.from.f.onPost; h != nil {
+		h(post, spec)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &fabricRead{done: make(chan struct{}), cancel: cancel}
 	go func() {

@@ -334,6 +334,11 @@ func TestMessagesRoundTrip(t *testing.T) {
 	if got, err := decodeClaim(encodeClaim(&c)); err != nil || *got != c {
 		t.Errorf("%v %+v", err, got)
 	}
+	late := c
+	late.Want = -time.Second
+	if got, err := decodeClaim(encodeClaim(&late)); err != nil || got.Want != 0 {
+		t.Errorf("%v: a load whose time is over wants %v", err, got.Want)
+	}
 	a := &claimAnswer{Verdict: core.VerdictBusy, Limit: 1e9, Sums: []uint64{1, 1 << 63}}
 	if got, err := decodeClaimAnswer(a.encode()); err != nil || !cmp.Equal(a, got) {
 		t.Errorf("%v %+v", err, got)

@@ -24,13 +24,13 @@ type leaseLoop struct {
 	sums func(blocks []kv.BlockID, from, to int) []uint64
 
 	mu     sync.Mutex
-	claims map[LeaseID]core.Running // what the serving side may read
+	claims map[LeaseID]core.Running // what the serving side may read; their blocks are sorted
 	stats  LeaseStats
 }
 
 type leaseCall struct {
 	event any
-	reply chan leaseAnswer // buffered
+	reply chan leaseAnswer // its reader waits for nothing else
 }
 
 // A leaseAnswer is what the table decided about an event.
@@ -57,14 +57,11 @@ func newLeaseLoop(m Metrics, sums func([]kv.BlockID, int, int) []uint64) *leaseL
 // run serves until ctx ends. Leases that are still held end with the engine.
 func (l *leaseLoop) run(ctx context.Context, table *core.LeaseTable) {
 	defer close(l.closed)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
+	timer := time.NewTimer(time.Hour) // it is set as soon as there is something to wait for
 	var pending [][]kv.BlockID
 	for {
 		if at, ok := table.Next(); ok {
 			timer.Reset(time.Until(at))
-		} else {
-			timer.Stop()
 		}
 		var out chan<- []kv.BlockID
 		var first []kv.BlockID
@@ -77,11 +74,11 @@ func (l *leaseLoop) run(ctx context.Context, table *core.LeaseTable) {
 			return
 		case out <- first:
 			pending = slices.Delete(pending, 0, 1)
-			continue
 		case c := <-l.calls:
 			e.LeaseEffects = table.Handle(c.event, time.Now())
 			l.publish(c.event, e.LeaseEffects, table)
-			if ev, ok := c.event.(core.ClaimEvent); ok && e.Claimed != nil {
+			if e.Claimed != nil {
+				ev, _ := c.event.(core.ClaimEvent) // no other event begins a claim
 				e.sums = l.sums(e.Claimed.Blocks, ev.Claim.From, ev.To)
 			}
 			c.reply <- e
@@ -103,7 +100,9 @@ func (l *leaseLoop) publish(event any, e core.LeaseEffects, table *core.LeaseTab
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c := e.Claimed; c != nil {
-		l.claims[c.ID] = *c
+		r := *c
+		r.Blocks = slices.Sorted(slices.Values(c.Blocks))
+		l.claims[c.ID] = r
 	}
 	for _, id := range e.Unclaim {
 		delete(l.claims, id)
@@ -127,7 +126,7 @@ func (l *leaseLoop) publish(event any, e core.LeaseEffects, table *core.LeaseTab
 // handle gives an event to the table and waits for what it decides. It fails
 // with ErrClosed once the loop has ended.
 func (l *leaseLoop) handle(ctx context.Context, event any) (leaseAnswer, error) {
-	c := leaseCall{event, make(chan leaseAnswer, 1)}
+	c := leaseCall{event, make(chan leaseAnswer)}
 	select {
 	case l.calls <- c:
 		return <-c.reply, nil
@@ -155,17 +154,9 @@ func (l *leaseLoop) authorize(from CallerID, epoch kv.Epoch, id LeaseID, tiles [
 	case c.Epoch != epoch:
 		return ErrStale
 	}
-	// Requests list tiles in the order of the sequence, so the block of the last
-	// hit is nearly always the block of the next one or its neighbour.
-	at := 0
 	for _, t := range tiles {
-		b := kv.BlockID(int(t) / blockTiles)
-		if c.Blocks[at] != b {
-			if at+1 < len(c.Blocks) && c.Blocks[at+1] == b {
-				at++
-			} else if at = slices.Index(c.Blocks, b); at < 0 {
-				return ErrLeaseGone
-			}
+		if _, ok := slices.BinarySearch(c.Blocks, kv.BlockID(int(t)/blockTiles)); !ok {
+			return ErrLeaseGone
 		}
 	}
 	return nil

@@ -34,26 +34,26 @@ type load struct {
 	path string
 }
 
-// run drives the load to its report. Ending ctx cancels the load.
+// lateEvents is how many events may come once a load has ended: that of its
+// handshake or that of its claim, whichever was under way. Reads are all over.
+const lateEvents = 1
+
+// run drives the load to its report. Ending ctx cancels the load. Its deadline is
+// kept by the core alone, so that there is one answer to what passed first.
 func (l *load) run(ctx context.Context) {
-	start := l.start
-	mctx, cancel := context.WithDeadline(withRequest(context.WithoutCancel(ctx), l.spec.name()), start.Add(l.c.cfg.LoadTimeout))
+	mctx, cancel := context.WithCancel(withRequest(context.WithoutCancel(ctx), l.spec.name()))
 	l.cancel = cancel
-	defer cancel()
-	l.parts.Go(func() { l.meet(mctx) })
+	l.parts.Go(func() { l.events <- l.meet(mctx) })
 	poll := time.NewTicker(max(l.c.cfg.NoProgress/8, time.Millisecond))
-	defer poll.Stop()
 	timer := time.NewTimer(l.c.cfg.LoadTimeout)
-	defer timer.Stop()
 	done := ctx.Done()
 	for {
-		var event any
+		var event any = core.LoadTickEvent{}
 		select {
 		case event = <-l.events:
 		case <-poll.C:
 			event = core.LoadProgressEvent{Landed: int(l.landed.Load())}
 		case <-timer.C:
-			event = core.LoadTickEvent{}
 		case <-done:
 			done = nil
 			event = core.LoadCancelEvent{}
@@ -71,7 +71,7 @@ func (l *load) run(ctx context.Context) {
 // carry performs effects and reports whether the load has ended.
 func (l *load) carry(ctx context.Context, e core.LoadEffects) bool {
 	if e.Claim {
-		l.parts.Go(func() { l.claim(ctx) })
+		l.parts.Go(func() { l.events <- l.claim(ctx) })
 	}
 	if e.Read {
 		l.read(ctx)
@@ -84,7 +84,6 @@ func (l *load) carry(ctx context.Context, e core.LoadEffects) bool {
 	}
 	l.cancel()
 	l.parts.Wait()
-	l.drain()
 	if e.Return {
 		l.c.giveBack(l.spec.name(), l.spec.Handoff)
 	}
@@ -95,79 +94,60 @@ func (l *load) carry(ctx context.Context, e core.LoadEffects) bool {
 	return true
 }
 
-// drain takes what crossed the end: a snapshot must be released.
-func (l *load) drain() {
-	for {
-		select {
-		case <-l.events:
-		default:
-			return
-		}
-	}
-}
-
 // meet waits for the peer's snapshot. It writes l.view before its event.
-func (l *load) meet(ctx context.Context) {
+func (l *load) meet(ctx context.Context) core.LoadPeerEvent {
 	h := l.spec.Handoff
 	if l.digest != h.Digest {
-		l.events <- core.LoadPeerEvent{Class: ClassRefused, Err: fmt.Errorf(
+		return core.LoadPeerEvent{Class: ClassRefused, Err: fmt.Errorf(
 			"connector: comparing tokens: the hand-off is not of this prompt's first %d tokens", h.Tokens)}
-		return
 	}
 	v, err := l.c.peers.get(ctx, h.key(), uint64(h.Epoch))
 	if err != nil {
-		class := ClassHandshake
-		if he, ok := errors.AsType[*handshakeError](err); ok {
-			class = he.class
-		}
-		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
-			class = ClassTimeout
-		}
-		l.events <- core.LoadPeerEvent{Class: class, Err: err}
-		return
+		return core.LoadPeerEvent{Class: talkClass(err), Err: err}
 	}
 	l.view = v
 	if v.hello.BlockTokens != h.BlockTokens || len(v.hello.Ranks) != h.TP {
-		l.events <- core.LoadPeerEvent{Class: ClassSetup, Err: fmt.Errorf(
+		return core.LoadPeerEvent{Class: ClassSetup, Err: fmt.Errorf(
 			"connector: comparing a hand-off with its engine: block size %d and TP %d there, %d and %d in the hand-off",
 			v.hello.BlockTokens, len(v.hello.Ranks), h.BlockTokens, h.TP)}
-		return
 	}
-	l.events <- core.LoadPeerEvent{Reads: len(v.links)}
+	return core.LoadPeerEvent{Reads: len(v.links)}
 }
 
 // claim sends the claim and writes l.sums before its event.
-func (l *load) claim(ctx context.Context) {
+func (l *load) claim(ctx context.Context) core.LoadClaimEvent {
 	h := l.spec.Handoff
-	want := l.c.cfg.LoadTimeout - time.Since(l.start)
-	ask := core.Claim{
+	ask := encodeClaim(&core.Claim{
 		Incarnation: h.Incarnation, Lease: h.Lease, Epoch: h.Epoch, From: l.spec.FromTile, To: l.spec.ToTile,
-		Digest: l.digest, Tokens: h.Tokens, Factors: l.c.factorSum, Want: max(want, 0),
-	}
-	body, err := l.view.conn.Call(ctx, KindClaim, encodeClaim(&ask))
-	if err != nil && l.view.ended(err) && ctx.Err() == nil {
+		Digest: l.digest, Tokens: h.Tokens, Factors: l.c.factorSum, Want: l.c.cfg.LoadTimeout - time.Since(l.start),
+	})
+	a, err := l.ask(ctx, ask)
+	if err != nil && l.view.ended(err) {
 		// The connection had ended without anybody noticing: any claim of it ends
 		// too, so a fresh one may be tried.
 		if err = l.meetAgain(ctx); err == nil {
-			body, err = l.claimAgain(ctx, encodeClaim(&ask))
+			a, err = l.claimAgain(ctx, ask)
 		}
 	}
 	if err != nil {
-		l.events <- core.LoadClaimEvent{
-			Class: claimClass(ctx, err), Err: fmt.Errorf("connector: claiming lease %v: %w", h.Lease, err),
+		return core.LoadClaimEvent{
+			Class: talkClass(err), Err: fmt.Errorf("connector: claiming lease %v: %w", h.Lease, err),
 		}
-		return
-	}
-	a, err := decodeClaimAnswer(body)
-	if err != nil {
-		l.events <- core.LoadClaimEvent{Class: ClassRefused, Err: err}
-		return
 	}
 	l.sums = a.Sums
 	tiles := l.spec.ToTile - l.spec.FromTile
-	l.events <- core.LoadClaimEvent{
+	return core.LoadClaimEvent{
 		Verdict: a.Verdict, Limit: a.Limit, Sums: len(a.Sums) == tiles*l.view.hello.Heads*h.TP,
 	}
+}
+
+// ask sends a claim and returns its answer.
+func (l *load) ask(ctx context.Context, claim []byte) (*claimAnswer, error) {
+	body, err := l.view.conn.Call(ctx, KindClaim, claim)
+	if err != nil {
+		return nil, err
+	}
+	return decodeClaimAnswer(body)
 }
 
 // reclaims is how often a claim is sent again while the peer has not noticed
@@ -176,18 +156,15 @@ const reclaims = 10
 
 // claimAgain sends a claim over a new connection. The peer may still hold the
 // claim of the old one, and then calls the lease busy.
-func (l *load) claimAgain(ctx context.Context, ask []byte) ([]byte, error) {
+func (l *load) claimAgain(ctx context.Context, claim []byte) (*claimAnswer, error) {
 	for attempt := 0; ; attempt++ {
-		body, err := l.view.conn.Call(ctx, KindClaim, ask)
-		if err != nil || attempt == reclaims {
-			return body, err
-		}
-		if a, err := decodeClaimAnswer(body); err != nil || a.Verdict != core.VerdictBusy {
-			return body, nil //nolint:nilerr // the caller decodes it again, and tells
+		a, err := l.ask(ctx, claim)
+		if err != nil || a.Verdict != core.VerdictBusy || attempt == reclaims {
+			return a, err
 		}
 		select {
 		case <-ctx.Done():
-			return body, nil // busy, as it said
+			return nil, ctx.Err()
 		case <-time.After(time.Millisecond << attempt):
 		}
 	}
@@ -210,16 +187,13 @@ func (l *load) meetAgain(ctx context.Context) error {
 	return nil
 }
 
-// claimClass sorts the error of a claim that got no answer.
-func claimClass(ctx context.Context, err error) LoadClass {
+// talkClass sorts the error of a handshake, or of a claim.
+func talkClass(err error) LoadClass {
 	if he, ok := errors.AsType[*handshakeError](err); ok {
 		return he.class
 	}
-	if _, ok := errors.AsType[*transfer.RefusedError](err); ok {
+	if _, ok := errors.AsType[*transfer.RefusedError](err); ok || errors.Is(err, errWire) {
 		return ClassRefused
-	}
-	if ctx.Err() != nil {
-		return ClassTimeout
 	}
 	return ClassHandshake
 }

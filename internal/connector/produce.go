@@ -106,7 +106,11 @@ func (c *Connector) answerHello(_ context.Context, _ CallerID, body []byte) ([]b
 	if _, err := decodeHello(body); err != nil {
 		return nil, err
 	}
-	return c.hello(true).encode(), nil
+	h := c.hello()
+	for rank := range c.tp {
+		h.Ranks = append(h.Ranks, c.net.Describe(rank))
+	}
+	return h.encode(), nil
 }
 
 func (c *Connector) answerClaim(ctx context.Context, from CallerID, body []byte) ([]byte, error) {

@@ -98,8 +98,7 @@ func (v *view) ended(err error) bool {
 // judges: only an answer shows that the connection still leads to the process
 // that proved its incarnation.
 func (c *Connector) introduce(ctx context.Context, v *view) error {
-	ask := c.hello(false)
-	body, err := v.conn.Call(ctx, KindHello, ask.encode())
+	body, err := v.conn.Call(ctx, KindHello, c.hello().encode())
 	if err == nil {
 		v.hello, err = decodeHello(body)
 	}
@@ -127,7 +126,7 @@ func (c *Connector) bind(ctx context.Context, v *view) error {
 			c.layout.BlockTokens(), bt, ErrIncompatible)}
 	}
 	tp := len(v.hello.Ranks)
-	if tp == 0 || v.hello.Heads*tp != c.layout.Heads*c.tp {
+	if v.hello.Heads*tp != c.layout.Heads*c.tp {
 		return &handshakeError{ClassIncompatible, fmt.Errorf(
 			"connector: comparing engines: %d ranks of %d KV heads here and %d of %d there: %w",
 			c.tp, c.layout.Heads, tp, v.hello.Heads, ErrIncompatible)}
@@ -153,16 +152,11 @@ func (c *Connector) bind(ctx context.Context, v *view) error {
 	return nil
 }
 
-// hello returns what this engine says of itself; an answer carries the ranks.
-func (c *Connector) hello(answer bool) *hello {
-	h := &hello{
+// hello returns what this engine says of itself when it asks. An answer tells of
+// the ranks as well.
+func (c *Connector) hello() *hello {
+	return &hello{
 		Engine: c.cfg.EngineID, Incarnation: c.incarnation, Factors: c.factors, Epoch: c.epoch,
 		BlockTokens: c.layout.BlockTokens(), Heads: c.layout.Heads,
 	}
-	if answer {
-		for rank := range c.tp {
-			h.Ranks = append(h.Ranks, c.net.Describe(rank))
-		}
-	}
-	return h
 }

@@ -142,7 +142,7 @@ func encodeClaim(c *core.Claim) []byte {
 	b = binary.BigEndian.AppendUint32(b, uint32(c.Tokens))
 	b = append(b, c.Digest[:]...)
 	b = append(b, c.Factors[:]...)
-	return binary.BigEndian.AppendUint32(b, uint32(c.Want/time.Millisecond))
+	return binary.BigEndian.AppendUint32(b, uint32(max(c.Want, 0)/time.Millisecond))
 }
 
 func decodeClaim(body []byte) (*core.Claim, error) {

@@ -41,7 +41,7 @@ var shellMutants = []listed{
 	},
 	{
 		File: leasesFile, Tests: "TestOnlyTheClaimersConnectionReads",
-		Old: "} else if at = slices.Index(c.Blocks, b); at < 0 {\n\t\t\t\treturn ErrLeaseGone\n\t\t\t}", New: "} else if at = slices.Index(c.Blocks, b); at < 0 {\n\t\t\t\tat = 0\n\t\t\t}",
+		Old: "kv.BlockID(int(t)/blockTiles)); !ok {\n\t\t\treturn ErrLeaseGone\n\t\t}", New: "kv.BlockID(int(t)/blockTiles)); !ok {\n\t\t\tcontinue\n\t\t}",
 		Why: "blocks that the lease does not hold are read",
 	},
 	{
