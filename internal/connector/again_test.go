@@ -136,7 +136,7 @@ func TestClaimsAreMadeAgainOverAnotherConnection(t *testing.T) {
 				h, pb := p.grant(t, tokens, 15)
 				local := d.blocksFor(40, 15)
 				r := d.load(t, "r", h, tokens, local)
-				if r.Duration != c.took || f.claims.Load() != c.claims || f.hellos.Load() != 2 {
+				if r.Duration != c.took || f.claims.Load() != c.claims || f.hellos.Load() < 2 || c.class == "" && f.hellos.Load() > 2 {
 					t.Errorf("%+v after %d claims and %d handshakes, want %d and 2, %v", r, f.claims.Load(), f.hellos.Load(), c.claims, c.took)
 				}
 				switch {
