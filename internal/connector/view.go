@@ -132,7 +132,7 @@ func (c *Connector) bind(ctx context.Context, v *view) error {
 			c.tp, c.layout.Heads, tp, v.hello.Heads, ErrIncompatible)}
 	}
 	all, err := core.Spans(c.layout.Heads*c.tp, c.tp, tp)
-	if err != nil {
+	if err != nil { // equal sums of heads have a mapping
 		return &handshakeError{ClassIncompatible, errors.Join(err, ErrIncompatible)}
 	}
 	for _, s := range all {
