@@ -4,7 +4,8 @@
 // All are values with a method that takes an event and the time, and returns
 // effects: no goroutine, lock, clock or I/O. The same events at the same times
 // give the same effects. The connector is their shell; simulations are another.
-// The package also holds the arithmetic of tiles that both sides must agree on.
+// The package also holds the arithmetic of tiles that both sides must agree on. Its
+// sums are read and noted in arenas that the caller has and nobody else writes.
 //
 //	held ──▶ claimed ──▶ held           a claim ended without a return
 //	claimed ──▶ leaving ──▶ ended       released under a claim, which goes on
