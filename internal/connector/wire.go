@@ -145,6 +145,9 @@ func encodeClaim(c *core.Claim) []byte {
 	return binary.BigEndian.AppendUint32(b, uint32(max(c.Want, 0)/time.Millisecond))
 }
 
+// wantBytes is the length of Want, at a claim's end.
+const wantBytes = 4
+
 func decodeClaim(body []byte) (*core.Claim, error) {
 	r := &reader{b: body}
 	c := &core.Claim{}

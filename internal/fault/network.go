@@ -242,7 +242,7 @@ func (c *conn) fail(ctx context.Context, k connector.Kind, body []byte, f Fault)
 		return nil, fmt.Errorf("%w: the message is not sent", errInjected)
 	case f.Class == connector.ClassGone:
 		// The lease really ends, so that what P and D think of it is the same.
-		if _, err := c.Conn.Call(ctx, connector.KindReturn, returnOf(body)); err != nil {
+		if _, err := c.Conn.Call(ctx, connector.KindReturn, connector.ReturnOf(body)); err != nil {
 			return nil, err
 		}
 		return c.Conn.Call(ctx, k, body)
@@ -262,7 +262,7 @@ func (c *conn) hello(ctx context.Context, body []byte) ([]byte, error) {
 	}
 	out, err := c.Conn.Call(ctx, connector.KindHello, body)
 	if err == nil && c.spoil.Class == connector.ClassIncompatible {
-		out = otherFactor(out)
+		out = connector.EditFactors(out, otherFactor)
 	}
 	return out, err
 }
