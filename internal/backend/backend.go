@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -211,11 +212,13 @@ func (b *Backend) get(ctx context.Context, path string) (status int, body []byte
 }
 
 // Fetch answers a GET on path with what the engine says, at most limit bytes.
-func (b *Backend) Fetch(ctx context.Context, path string, limit int64) (status int, body []byte, err error) {
+// Header may be nil.
+func (b *Backend) Fetch(ctx context.Context, path string, header http.Header, limit int64) (status int, body []byte, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.base+path, nil)
 	if err != nil {
 		return 0, nil, err
 	}
+	maps.Copy(req.Header, header)
 	resp, err := b.client.Do(req)
 	if err != nil {
 		return 0, nil, b.failed(ctx, err)

@@ -170,7 +170,7 @@ func (r *Router) status(w http.ResponseWriter, q *http.Request) {
 			s.Backends[i].State, s.Backends[i].Reason = "no partner", why
 		}
 		wg.Go(func() {
-			if code, body, err := b.Fetch(ctx, "/server_info", 1<<20); err == nil && code == http.StatusOK && json.Valid(body) {
+			if code, body, err := b.Fetch(ctx, "/server_info", nil, 1<<20); err == nil && code == http.StatusOK && json.Valid(body) {
 				s.Backends[i].Info = body
 			}
 		})
@@ -186,7 +186,7 @@ func (r *Router) fromDecode(w http.ResponseWriter, q *http.Request) {
 		noBackend(backend.Decode).write(w)
 		return
 	}
-	status, body, err := b.Fetch(q.Context(), q.URL.EscapedPath(), 8<<20)
+	status, body, err := b.Fetch(q.Context(), q.URL.EscapedPath(), legHeader(q, openai.RequestID(q.Header)), 8<<20)
 	if err != nil {
 		unanswered(err, 1).write(w)
 		return

@@ -57,6 +57,9 @@ func newStandIn(t *testing.T, name string) *standIn {
 		s.seen <- "release"
 	})
 	mux.HandleFunc("POST /v1/", s.generate)
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, q *http.Request) {
+		fmt.Fprintf(w, `{"asked_with":%q}`, q.Header.Get("Authorization"))
+	})
 	s.Server = httptest.NewServer(mux)
 	t.Cleanup(s.Close)
 	return s

@@ -297,6 +297,25 @@ func TestWrongMethodsAndPaths(t *testing.T) {
 	}
 }
 
+// Engines ask for their key at /v1/models too.
+func TestModelsAreAskedForWithTheClientsKey(t *testing.T) {
+	_, _, _, url := pair(t, Config{})
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/v1/models", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer k")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || string(body) != `{"asked_with":"Bearer k"}` {
+		t.Errorf("%s, %v", body, err)
+	}
+}
+
 // What an engine ignored is said on every way through the router.
 func TestIgnoredFieldsAreSaid(t *testing.T) {
 	_, d, _, url := pair(t, Config{})
