@@ -61,11 +61,14 @@ func (r *Router) serve(w http.ResponseWriter, q *http.Request) {
 // log tells the metrics and the log of an answered call.
 func (c *call) log(rec *recorder, took time.Duration) {
 	cfg, h := &c.r.cfg, rec.Header()
-	cfg.Metrics.Request(c.path, routeLabel(h.Get(headerRoute)), rec.status, took.Seconds())
 	outcome := rec.outcome
-	if outcome == "" {
+	switch outcome {
+	case "":
 		outcome = "ok"
+	case clientGone:
+		rec.status = statusClientGone
 	}
+	cfg.Metrics.Request(c.path, routeLabel(h.Get(headerRoute)), rec.status, took.Seconds())
 	cfg.Log.Info("request", "id", c.id, "outcome", outcome, "status", rec.status, "path", c.path, "route", h.Get(headerRoute),
 		"prefill", h.Get(headerPrefill), "decode", h.Get(headerDecode), "bytes", rec.bytes, "total", rounded(took))
 }

@@ -34,7 +34,8 @@ func TestAnswersThatNeverEnd(t *testing.T) {
 	const half = `{"id":"d","choices":[{"index":0,"te`
 	for _, cut := range []bool{true, false} {
 		t.Run(fmt.Sprintf("cut %v", cut), func(t *testing.T) {
-			p, d, _, url := pair(t, Config{Backend: limits})
+			counted := make(chan int, 10)
+			p, d, _, url := pair(t, Config{Backend: limits, Metrics: Metrics{Request: func(_, _ string, status int, _ float64) { counted <- status }}})
 			d.set(silentAfter(half, cut))
 			status, _, body := post(t, url+"/v1/completions", `{"prompt":"a"}`)
 			if status != http.StatusBadGateway || !strings.Contains(body, "backend_unavailable") || strings.Contains(body, half) {
@@ -46,6 +47,9 @@ func TestAnswersThatNeverEnd(t *testing.T) {
 			status, _, body = post(t, url+"/v1/completions", `{"prompt":"a","stream":true}`)
 			if status != http.StatusOK || !strings.HasPrefix(body, event) || strings.Count(body, `"error"`) != 1 || !strings.HasSuffix(body, "data: [DONE]\n\n") {
 				t.Errorf("stream: %d %s", status, body)
+			}
+			if plain, stream := <-counted, <-counted; plain != http.StatusBadGateway || stream != http.StatusBadGateway {
+				t.Errorf("counted as %d and %d, want 502: both are failures", plain, stream)
 			}
 			// Half an event is nothing that a client could read.
 			d.set(silentAfter(event+half, cut))

@@ -59,7 +59,7 @@ func TestStopTellsEveryStream(t *testing.T) {
 		<-answered
 		<-answered
 		for _, l := range requests(t, log, 2) {
-			if l["outcome"] != "shutdown" {
+			if l["outcome"] != "shutdown" || l["status"] != 503.0 {
 				t.Errorf("%s: %v", prompt, l)
 			}
 		}
@@ -229,7 +229,7 @@ func TestLogOfAClientThatLeft(t *testing.T) {
 			resp.Body.Close()
 		}()
 		<-left
-		if l := requests(t, log, 1); l[0]["outcome"] != "client_gone" {
+		if l := requests(t, log, 1); l[0]["outcome"] != "client_gone" || l[0]["status"] != 499.0 {
 			t.Errorf("%s: %v", body, l[0])
 		}
 		// A stream's leg has done its part when its first byte is there.

@@ -16,7 +16,7 @@ import (
 // A recorder remembers what a handler answered, for the log and the metrics.
 type recorder struct {
 	http.ResponseWriter
-	status  int
+	status  int // of the call: that of its error, where one ended a stream
 	bytes   int64
 	outcome string // "" is success
 }
@@ -123,7 +123,7 @@ func (o *output) whole() bool {
 // abort ends a stream that has begun: one error event, then the end marker. A
 // piece that was cut in the middle is closed first.
 func (o *output) abort(f *failure) {
-	o.w.outcome = f.Kind
+	o.w.outcome, o.w.status = f.Kind, f.Status // what was begun with 200 did not end so
 	var b bytes.Buffer
 	if len(o.tail) > 0 && !bytes.HasSuffix(o.tail, []byte("\n\n")) {
 		b.WriteString("\n\n")
@@ -202,7 +202,7 @@ func (c *call) serveOne(w *recorder, q *http.Request) {
 			// A plain answer that was cut has no valid end; the client must
 			// see that it is broken.
 			if w.outcome = why; why == "" {
-				w.outcome = interrupted
+				w.outcome, w.status = interrupted, http.StatusBadGateway
 				leg.flow.Decode().Suspect()
 			}
 			panic(http.ErrAbortHandler)
