@@ -75,6 +75,41 @@ var shellMutants = []listed{
 		Why: "KV of another model is read",
 	},
 	{
+		File: viewFile, Tests: "TestEveryAdversityOfALoad",
+		Old: "got != v.key.Incarnation || v.hello.Incarnation != got", New: "got != v.key.Incarnation",
+		Why: "a peer that names another process than its connection proved is read",
+	},
+	{
+		File: viewFile, Tests: "TestHandshakesReplaceConnectionsThatHaveEnded",
+		Old: "again := attempt < redials && v.ended(err)", New: "again := false",
+		Why: "a connection to a process that has gone fails the first load from its successor",
+	},
+	{
+		File: runFile, Tests: "TestClaimsAreMadeAgainOverAnotherConnection",
+		Old: "if err != nil && l.view.ended(err) {", New: "if false {",
+		Why: "a connection that ended unnoticed fails the next load",
+	},
+	{
+		File: runFile, Tests: "TestClaimsAreMadeAgainOverAnotherConnection",
+		Old: "if err != nil || a.Verdict != core.VerdictBusy || attempt == reclaims {", New: "if err != nil || a.Verdict != core.VerdictBusy || true {",
+		Why: "a claim over a new connection fails while P still holds the old one's",
+	},
+	{
+		File: runFile, Tests: "TestCancelledLoadsEndWithTheirLastMessage",
+		Old: "l.cancel()\n\tl.parts.Wait()", New: "l.cancel()",
+		Why: "the return of a lease overtakes its claim",
+	},
+	{
+		File: consumeFile, Tests: "TestLoadsThatCannotStart",
+		Old: "if b < 0 || int(b) >= c.cfg.Arenas[0].Blocks() {", New: "if false {",
+		Why: "a load of blocks outside the arena ends the engine",
+	},
+	{
+		File: consumeFile, Tests: "TestReturnsThatAreNotTaken",
+		Old: "if err == nil && vs[0] == core.VerdictBusy {", New: "if err == nil && vs[0] == core.VerdictEnd {",
+		Why: "a lease that another engine has claimed counts as given back",
+	},
+	{
 		File: engineFile, Tests: "TestLoadFailures",
 		Old: "Fail: policy == PolicyFail})", New: "Fail: policy != PolicyFail})",
 		Why: "the policies fail and recompute are mixed up",
