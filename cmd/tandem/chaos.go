@@ -82,7 +82,7 @@ func chaosCommand() *cobra.Command {
 	f := cmd.PersistentFlags()
 	f.StringVar(&o.url, "url", "http://127.0.0.1:8000", "URL of a router, or of one engine")
 	f.StringVar(&o.on, "on", "all", "which of the router's cluster: all, router, prefill, decode, or an engine's id such as D1")
-	f.StringVar(&o.key, "api-key", os.Getenv("TANDEM_API_KEY"), "key of the processes (environment: TANDEM_API_KEY)")
+	f.StringVar(&o.key, "api-key", os.Getenv("TANDEM_API_KEY"), "--api-key of the engines, and --chaos-key of a router (environment: TANDEM_API_KEY)")
 	cmd.AddCommand(chaosSet(&o), chaosStatus(&o), chaosOff(&o), chaosRecord(&o), chaosReplay(&o))
 	return cmd
 }
