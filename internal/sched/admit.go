@@ -10,6 +10,9 @@ const sure = 3
 // the start; longer ones grow.
 const maxAhead = 4096
 
+// waits is what start returns for a request that stays in the queue.
+const waits = -1
+
 // admit starts queued requests by rank, as long as budget tokens last for those
 // that compute. A request that cannot start holds back all behind it, except
 // the parked ones: they hold their blocks already.
@@ -27,7 +30,7 @@ func (s *Scheduler) admit(budget int) {
 					return
 				}
 				// The head ranks below; it may load, not run.
-				open = s.start(head, 0) >= 0
+				open = s.start(head, 0) != waits
 				continue
 			}
 			s.parked = remove(s.parked, r)
@@ -38,7 +41,7 @@ func (s *Scheduler) admit(budget int) {
 			return
 		}
 		used := s.start(head, budget)
-		if used < 0 {
+		if used == waits {
 			open = false
 			continue
 		}
@@ -54,12 +57,9 @@ func (s *Scheduler) run(r *request, budget int) int {
 }
 
 // start takes r from the queue to run or to load, with blocks for all of its
-// tokens. It returns the number of tokens planned, or -1 when r must wait.
+// tokens. It returns the number of tokens planned, or waits.
 func (s *Scheduler) start(r *request, budget int) int {
-	if r.wantFree > s.pool.Free() && r.wantNew == s.pool.Changes() {
-		return -1
-	}
-	cache := s.cfg.PrefixCache && !r.NoCache
+	cache := !r.NoCache
 	var hits, idle int // blocks; idle ones count as free
 	if cache {
 		hits, idle = s.pool.Match(r.tokens, r.Salt)
@@ -68,15 +68,14 @@ func (s *Scheduler) start(r *request, budget int) int {
 	load := !r.spent && promised > hit
 	if load {
 		if len(s.loads)+len(s.parked) >= s.cfg.MaxSeqs {
-			return -1
+			return waits
 		}
 	} else if budget == 0 || len(s.running) >= s.cfg.MaxSeqs {
-		return -1
+		return waits
 	}
 	need := s.blocksFor(len(r.tokens)) - hits
-	if want := need + idle; want+s.reserve(r) > s.pool.Free() {
-		r.wantFree, r.wantNew = want, s.pool.Changes()
-		return -1
+	if need+idle+s.reserve(r) > s.pool.Free() {
+		return waits
 	}
 	s.queue.remove(r, s)
 	s.open(r)
@@ -87,11 +86,9 @@ func (s *Scheduler) start(r *request, budget int) int {
 	r.blocks, _ = s.pool.Alloc(r.blocks, need)
 	r.done, r.sealed = hit, hit/kv.TileTokens
 	r.count(hit, 0, promised)
-	s.redone(r, hit)
 	if r.External > 0 && !r.spent {
 		r.spent = true
 		if !load {
-			r.count(hit, 0, 0)
 			s.plan.Unread = append(s.plan.Unread, Item{ID: r.ID, Tag: r.Tag})
 		}
 	}
@@ -106,15 +103,6 @@ func (s *Scheduler) start(r *request, budget int) int {
 	return 0
 }
 
-// redone counts what r had and must compute again, when it was preempted after
-// its first token.
-func (s *Scheduler) redone(r *request, hit int) {
-	if n := min(r.reached, len(r.tokens)) - hit; n > 0 && r.counts.Output > 0 {
-		r.counts.Redone += n
-		s.total.Redone += uint64(n)
-	}
-}
-
 // promised returns how many tokens of the prompt a load was or is to bring, from
 // its start on: at most all but the last, which is always computed.
 func (r *request) promised() int {
@@ -126,9 +114,6 @@ func (r *request) promised() int {
 
 // open gives r's lists room for what it may become.
 func (s *Scheduler) open(r *request) {
-	if cap(r.blocks) > 0 {
-		return
-	}
 	room := min(r.most, len(r.tokens)+maxAhead)
 	r.tokens = append(make([]kv.Token, 0, room), r.tokens...)
 	r.blocks = make([]kv.BlockID, 0, s.blocksFor(room))
@@ -142,9 +127,10 @@ func (s *Scheduler) reserve(r *request) int {
 	all := r.counts.Preempted >= sure
 	for _, list := range [...][]*request{s.running, s.parked, s.loads} {
 		for _, x := range list {
-			if g := s.blocksFor(x.most-1) - len(x.blocks); g > 0 {
+			more := s.blocksFor(x.most-1) - len(x.blocks)
+			growth += more
+			if more > 0 {
 				growing++
-				growth += g
 			}
 			all = all || (x.counts.Preempted >= sure && s.before(x, r))
 		}

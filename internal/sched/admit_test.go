@@ -75,3 +75,70 @@ func TestNobodyWaitsForAStepWithoutNeed(t *testing.T) {
 	}
 	w.finish(60)
 }
+
+// A hand-off of one token is a hand-off: it is read once, or given back once.
+func TestHandoffOfOneToken(t *testing.T) {
+	w := newWorld(t, pool(8))
+	r := Request{ID: "A", Prompt: prompt(1, 20), MaxTokens: 5, External: 1}
+	c := w.must(r)
+	w.abort("A")
+	if c.unread != 1 {
+		t.Error("it is not given back by one that waits")
+	}
+	c = w.must(r)
+	for len(c.out) == 0 {
+		w.tick()
+	}
+	w.preempt("A")
+	w.finish(20)
+	if c.loaded != 1 || c.counts.Loaded != 1 {
+		t.Errorf("loaded %d times: %+v", c.loaded, c.counts)
+	}
+}
+
+// A hand-off that was of no use is not missed when the hits that took its place
+// are gone: nobody lost anything.
+func TestHandoffOfNoUseIsNotMissed(t *testing.T) {
+	cfg := pool(12)
+	cfg.MaxBatchedTokens = 16
+	w := newWorld(t, cfg)
+	w.must(Request{ID: "before", Prompt: prompt(1, 65), MaxTokens: 1})
+	w.finish(9)
+	c := w.must(Request{ID: "A", Prompt: append(prompt(1, 64), prompt(2, 100)...), MaxTokens: 2, External: 64, Arrival: 2})
+	w.tick()
+	if w.tick(); c.unread != 1 || c.computed == 0 {
+		t.Fatalf("given back %d times, %d computed", c.unread, c.computed)
+	}
+	w.preempt("A")
+	w.must(Request{ID: "B", Prompt: prompt(3, 12*16-1), MaxTokens: 1, Arrival: 1})
+	w.finish(40)
+	if k := c.counts; k.Local != 0 || k.Recomputed != 0 || k.Computed != 164 {
+		t.Errorf("%+v", k)
+	}
+}
+
+// What follows a hit enters the index behind it, so that the next one hits more.
+func TestHitsGrow(t *testing.T) {
+	w := newWorld(t, pool(16))
+	for i, want := range []int{0, 32, 64, 96} {
+		n := min(100, 40+32*i)
+		c := w.must(Request{ID: id(i), Prompt: prompt(1, n), MaxTokens: 1})
+		w.finish(9)
+		if c.counts.Local != want {
+			t.Errorf("%d tokens: %+v", n, c.counts)
+		}
+	}
+}
+
+// A request has room for what it may become from the start, up to a bound.
+func TestRoomOfARequest(t *testing.T) {
+	for _, c := range []struct{ tokens, want int }{{1, 11}, {500, 510}, {1 << 20, 10 + maxAhead}} {
+		w := newWorld(t, pool(1000))
+		w.must(Request{ID: "A", Prompt: prompt(1, 10), MaxTokens: c.tokens, Lease: true})
+		w.s.Plan()
+		r := w.s.requests["A"]
+		if got := cap(r.tokens); got != c.want || cap(r.blocks) != (c.want+15)/16 {
+			t.Errorf("%d tokens to make: room for %d and %d blocks, want %d", c.tokens, got, cap(r.blocks), c.want)
+		}
+	}
+}

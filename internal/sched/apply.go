@@ -44,7 +44,9 @@ func (s *Scheduler) Apply(results []Result) []Finished {
 			continue
 		}
 		seq := &p.Batch.Seqs[i]
-		r.done = seq.Pos + len(seq.Tokens)
+		end := seq.Pos + len(seq.Tokens)
+		s.redone(r, seq.Pos, end)
+		r.done = end
 		r.sealed = max(r.sealed, r.done/kv.TileTokens)
 		if r.NoCache {
 			r.rows = max(r.rows, min(r.done, len(r.Prompt)))
@@ -63,6 +65,16 @@ func (s *Scheduler) Apply(results []Result) []Finished {
 	p.Items, p.Batch.Seqs = p.Items[:0], p.Batch.Seqs[:0]
 	s.audited("Apply")
 	return s.finished
+}
+
+// redone counts what of the tokens [from, end) r had computed before it was
+// preempted, when that was after its first token.
+func (s *Scheduler) redone(r *request, from, end int) {
+	if r.counts.Output > 0 {
+		n := max(0, min(end, r.reached)-from)
+		r.counts.Redone += n
+		s.total.Redone += uint64(n)
+	}
 }
 
 // sampled appends r's next token and returns whether that was the last.

@@ -74,7 +74,7 @@ func TestPromptThatCannotFitIsRefused(t *testing.T) {
 	w := newWorld(t, pool(32))
 	err := w.add(Request{ID: "big", Prompt: prompt(1, 40*16), MaxTokens: 1})
 	e := tooLong(err)
-	if e == nil || e.Limit != 512 || !e.Pool || w.s.Limit() != 512 {
+	if e == nil || e.Prompt != 640 || e.Limit != 512 || !e.Pool || w.s.Limit() != 512 {
 		t.Fatalf("error %v, limit %d", err, w.s.Limit())
 	}
 	if e := tooLong(w.add(Request{ID: "edge", Prompt: prompt(1, 512), MaxTokens: 1})); e == nil {
@@ -105,7 +105,7 @@ func TestLeaseAfterPreemption(t *testing.T) {
 		c := w.must(Request{ID: "P", Prompt: prompt(1, 100), MaxTokens: 1, Lease: true, Arrival: 9})
 		for i := range 14 {
 			if i == at && w.s.requests["P"] != nil && w.s.requests["P"].status == running {
-				w.s.preempt(w.s.requests["P"])
+				w.preempt("P")
 				preempted++
 			}
 			w.tick()
@@ -198,7 +198,7 @@ func TestOftenPreemptedRequestIsSure(t *testing.T) {
 	a := w.must(Request{ID: "A", Prompt: prompt(1, 14), MaxTokens: 60})
 	w.tick()
 	b := w.must(Request{ID: "B", Prompt: prompt(2, 14), MaxTokens: 60})
-	w.s.requests["B"].counts.Preempted = sure
+	w.s.requests["B"].counts.Preempted, w.s.total.Preemptions, b.gaveWay = sure, sure, sure
 	for !a.over {
 		if w.tick(); w.s.requests["B"].status != queued && !a.over {
 			t.Fatal("B runs beside A, which may need its blocks")
@@ -245,13 +245,15 @@ func TestPreemptedAfterLoad(t *testing.T) {
 				w.arrive()
 			}
 		}
-		w.s.preempt(w.s.requests["A"])
+		w.preempt("A")
 		w.finish(60)
 		if c.counts.Preempted != 1 || c.loaded != 1 {
 			t.Errorf("after %d: %+v", after, c.counts)
 		}
-		if after == 0 && c.counts.Loaded != 0 || after > 0 && c.counts.Loaded != 69 {
-			t.Errorf("after %d tokens: loaded %d", after, c.counts.Loaded)
+		// Its blocks are hits, but the last, which is not full.
+		k := c.counts
+		if after == 0 && (k.Loaded != 0 || k.Local != 64 || k.Recomputed != 5) || after > 0 && k.Loaded != 69 {
+			t.Errorf("after %d tokens: %+v", after, k)
 		}
 	}
 }
@@ -461,7 +463,7 @@ func TestAbortInEveryState(t *testing.T) {
 				}
 				reached(running, true, true)
 				if state == "preempted" {
-					w.s.preempt(w.s.requests[r.ID])
+					w.preempt(r.ID)
 					reached(queued, false, true)
 				}
 			case "step":
@@ -518,28 +520,27 @@ func TestAddRefuses(t *testing.T) {
 // prompt_logprobs: every position once, in chunks, also after preemption, and no
 // hits or loads.
 func TestNoCacheGivesEveryPositionOnce(t *testing.T) {
-	w := newWorld(t, pool(32))
-	w.s.cfg.MaxBatchedTokens = 200
-	w.must(Request{ID: "before", Prompt: prompt(1, 150), MaxTokens: 1})
-	w.finish(9)
-	c := w.must(Request{ID: "A", Prompt: prompt(1, 150), MaxTokens: 4, NoCache: true, External: 150})
-	for i := range 8 {
-		p := w.tick()
-		if p.Batch.Tokens() > 64 {
-			t.Fatalf("chunk of %d", p.Batch.Tokens())
+	for _, budget := range []int{200, 50} {
+		w := newWorld(t, pool(32))
+		w.s.cfg.MaxBatchedTokens = budget
+		w.must(Request{ID: "before", Prompt: prompt(1, 150), MaxTokens: 1})
+		w.finish(9)
+		c := w.must(Request{ID: "A", Prompt: prompt(1, 150), MaxTokens: 4, NoCache: true, External: 150})
+		for i := range 7 {
+			w.tick()
+			if i == 1 || i == 5 {
+				w.preempt("A")
+			}
 		}
-		if i == 1 || i == 5 {
-			w.s.preempt(w.s.requests["A"])
+		w.finish(20)
+		for i, pos := range c.rows {
+			if pos != i {
+				t.Fatalf("rows %v", c.rows)
+			}
 		}
-	}
-	w.finish(20)
-	for i, pos := range c.rows {
-		if pos != i {
-			t.Fatalf("rows %v", c.rows)
+		if k := c.counts; k.Local != 0 || k.Preempted != 2 || k.Redone < 150 || c.unread != 1 {
+			t.Errorf("%+v, unread %d", c.counts, c.unread)
 		}
-	}
-	if c.counts.Local != 0 || c.unread != 1 {
-		t.Errorf("%+v, unread %d", c.counts, c.unread)
 	}
 }
 

@@ -35,7 +35,6 @@ func (s *Scheduler) LoadDone(id kv.RequestID, rep LoadReport) LoadResult {
 		delete(s.ghosts, id)
 		s.held -= len(g.blocks) - g.hits
 		s.pool.Release(g.blocks)
-		g.blocks = nil
 		s.audited("LoadDone")
 		return LoadResult{Found: true, Finished: true, Why: Aborted, Counts: g.counts, Tag: g.Tag}
 	}
@@ -56,7 +55,6 @@ func (s *Scheduler) LoadDone(id kv.RequestID, rep LoadReport) LoadResult {
 		delete(s.requests, r.ID)
 		s.total.Finished[LoadFailed]++
 		s.pool.Release(r.blocks)
-		r.blocks = nil
 		res.Finished, res.Why = true, LoadFailed
 	} else {
 		r.move(queued)

@@ -117,9 +117,7 @@ func play(t tester, cfg Config, shape int, ops []op, seed uint64, weak bool) *wo
 				l.Blocks = slices.Clone(l.Blocks)
 				w.loads[l.ID] = &flight{load: l, due: w.step + 2}
 			}
-			for _, u := range p.Unread {
-				w.all[u.ID].unread++
-			}
+			w.noted(p)
 			results := w.compute(p)
 			w.abort(ids[o.which%len(ids)])
 			if len(p.Items) > 0 {

@@ -52,9 +52,7 @@ type Load struct {
 // each group by rank, as long as the token budget lasts.
 func (s *Scheduler) Plan() *Plan {
 	p := &s.plan
-	p.Batch.Seqs, p.Items = p.Batch.Seqs[:0], p.Items[:0]
 	p.Loads, p.Unread, p.Preempted = p.Loads[:0], p.Unread[:0], p.Preempted[:0]
-	s.planned = s.planned[:0]
 	budget := s.cfg.MaxBatchedTokens
 
 	// The list shrinks at its end, by those who give way.
@@ -65,7 +63,7 @@ func (s *Scheduler) Plan() *Plan {
 				idle++
 				continue
 			}
-			budget -= s.put(r, 1)
+			budget -= s.put(r, budget)
 		}
 	}
 	for _, r := range s.running {
@@ -97,10 +95,10 @@ func (s *Scheduler) put(r *request, budget int) int {
 		Tokens:    r.tokens[r.done:end],
 		Pos:       r.done,
 		Blocks:    r.blocks,
-		WriteFrom: min(max(r.done, r.slots), end),
+		WriteFrom: max(r.done, r.slots),
 	}
-	if r.NoCache && r.rows < len(r.Prompt) {
-		seq.Logits = max(0, min(end, len(r.Prompt))-max(r.done, r.rows))
+	if r.NoCache {
+		seq.Logits = max(0, min(end, len(r.Prompt))-r.rows)
 	}
 	if last {
 		seq.Logits = max(seq.Logits, 1)
@@ -117,14 +115,10 @@ func (s *Scheduler) put(r *request, budget int) int {
 // seal returns the tiles to seal after a step that ends r's KV at end: those
 // that are full, and for a lease the partial one when the step samples.
 func (r *request) seal(end int, last bool) (from, to, filled int) {
-	from, to, filled = r.sealed, end/kv.TileTokens, kv.TileTokens
 	if part := end % kv.TileTokens; part > 0 && r.Lease && last {
-		to, filled = to+1, part
+		return r.sealed, end/kv.TileTokens + 1, part
 	}
-	if from >= to {
-		return 0, 0, 0
-	}
-	return from, to, filled
+	return r.sealed, end / kv.TileTokens, kv.TileTokens
 }
 
 // grow makes sure that r has a block for its next token. When the pool is empty
@@ -143,7 +137,7 @@ func (s *Scheduler) grow(r *request, idle int) bool {
 			return false
 		}
 		v := s.lowest()
-		if v != nil && s.before(r, v) {
+		if s.before(r, v) {
 			s.preempt(v)
 			continue
 		}
@@ -155,13 +149,11 @@ func (s *Scheduler) grow(r *request, idle int) bool {
 	}
 }
 
-// lowest returns the lowest ranked request whose blocks can be taken, or nil.
+// lowest returns the lowest ranked request whose blocks can be taken. Somebody
+// runs when it is called.
 func (s *Scheduler) lowest() *request {
-	var v *request
-	if n := len(s.running); n > 0 {
-		v = s.running[n-1]
-	}
-	if n := len(s.parked); n > 0 && (v == nil || s.before(v, s.parked[n-1])) {
+	v := s.running[len(s.running)-1]
+	if n := len(s.parked); n > 0 && s.before(v, s.parked[n-1]) {
 		v = s.parked[n-1]
 	}
 	return v
@@ -175,11 +167,7 @@ func (s *Scheduler) preempt(r *request) {
 		r.move(queued)
 	}
 	s.pool.Release(r.blocks)
-	r.blocks = r.blocks[:0]
-	r.hits, r.chain, r.known = 0, 0, 0
-	r.done, r.next, r.slots, r.sealed = 0, 0, 0, 0
-	r.verified = nil
-	r.wantFree = 0
+	r.holding = holding{}
 	r.counts.Preempted++
 	s.total.Preemptions++
 	s.queue.push(r, s)

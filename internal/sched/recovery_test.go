@@ -141,7 +141,7 @@ func TestPreemptionInEveryStateAroundAFailure(t *testing.T) {
 			c := w.must(Request{ID: "A", Prompt: prompt(1, 100), MaxTokens: 5, External: 100})
 			was := w.life(at, func() {
 				if r := w.s.requests["A"]; r.status == running || r.status == queued && len(r.blocks) > 0 {
-					w.s.preempt(r)
+					w.preempt(r.ID)
 				}
 			})
 			states[was]++
@@ -227,7 +227,7 @@ func TestSharersLoseDifferentTiles(t *testing.T) {
 				w.tick()
 			}
 			if q := w.s.requests[id(rng.IntN(i+1))]; q != nil && q.status == running && rng.IntN(3) == 0 {
-				w.s.preempt(q)
+				w.preempt(q.ID)
 			}
 		}
 		w.finish(600)

@@ -129,6 +129,17 @@ type request struct {
 	tokens []kv.Token // prompt and output; the prompt itself until admission
 	most   int        // len(tokens) at which it ends
 
+	holding
+
+	reached int  // most that done was before blocks were given back
+	load    span // tokens of the load: from the first missing to the last promised
+	spent   bool // the hand-off was used, or was of no use
+	rows    int  // prompt positions whose logits were given (NoCache)
+	counts  Counts
+}
+
+// holding is what a request holds and what is in it. The zero value is nothing.
+type holding struct {
 	blocks []kv.BlockID // block table; covers done and what is planned
 	hits   int          // leading blocks that came from the index
 	chain  kv.Chain     // prefix that ends with block indexed-1
@@ -136,17 +147,9 @@ type request struct {
 
 	done     int    // leading tokens whose KV is in blocks, verified or computed
 	verified []span // loaded tokens, ascending
-	reached  int    // most that done has been
 	next     int    // first span of verified that done has not passed
 	slots    int    // end of the last span passed: slots below are never written
 	sealed   int    // leading tiles that need no seal any more
-
-	load     span // tokens of the load: from the first missing to the last promised
-	spent    bool // the hand-off was used, or was of no use
-	rows     int  // prompt positions whose logits were given (NoCache)
-	counts   Counts
-	wantFree int    // admission waits for so many free blocks ...
-	wantNew  uint64 // ... or for changes of the index since then
 }
 
 // move changes r's status. It panics on an edge that is not drawn: the

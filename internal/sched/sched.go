@@ -187,7 +187,7 @@ func (s *Scheduler) Abort(id kv.RequestID) Aborting {
 // Stuck reports whether nothing can move before leased blocks come back: requests
 // wait for blocks, none runs, loads or is to run, and there are leases.
 func (s *Scheduler) Stuck() bool {
-	return s.leased > 0 && s.queue.len() > 0 && len(s.running)+len(s.loads)+len(s.parked)+len(s.ghosts) == 0
+	return s.leased > 0 && s.queue.len() > 0 && s.queue.len() == len(s.requests) && len(s.ghosts) == 0
 }
 
 // Release takes back blocks that a Finished handed over. They may come in
@@ -213,7 +213,6 @@ func (s *Scheduler) end(r *request, why Reason) {
 		return
 	}
 	s.pool.Release(r.blocks)
-	r.blocks = nil
 }
 
 // drop takes r out of the queue or list that its status puts it in.
@@ -223,9 +222,9 @@ func (s *Scheduler) drop(r *request) {
 		s.running = remove(s.running, r)
 	case r.status == loading:
 		s.loads = remove(s.loads, r)
-	case r.status == queued && len(r.blocks) > 0:
+	case len(r.blocks) > 0:
 		s.parked = remove(s.parked, r)
-	case r.status == queued:
+	default:
 		s.queue.remove(r, s)
 	}
 }

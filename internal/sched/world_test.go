@@ -17,6 +17,7 @@ type world struct {
 	t     tester
 	s     *Scheduler
 	bs    int
+	probe int      // most tokens of a chunk with logits for every position
 	slots []uint64 // of all blocks
 	sums  []int    // filled slots at the last seal, by tile
 	seals []uint64 // content at the last seal, by tile
@@ -25,6 +26,7 @@ type world struct {
 	loads   map[kv.RequestID]*flight
 	leases  []*lease
 	leased  map[kv.BlockID]int
+	sum     Totals // of all clients that compare has seen
 	step    int
 	max     struct{ tokens, seqs int }
 	trace   []string
@@ -58,6 +60,11 @@ type client struct {
 	loaded   int
 	rows     []int // prompt positions with logits, in order
 	computed int   // tokens, in all steps
+	top      int   // end of what was computed
+	redone   int   // tokens computed again, after the first was sampled
+	lost     bool  // its load failed
+	gaveWay  int   // times it was preempted
+	summed   bool
 	lastStep int
 }
 
@@ -81,6 +88,9 @@ func newWorld(t tester, cfg Config) *world {
 		all:    map[kv.RequestID]*client{},
 		loads:  map[kv.RequestID]*flight{},
 		leased: map[kv.BlockID]int{},
+	}
+	if w.probe = cfg.ProbeChunk; w.probe == 0 {
+		w.probe = 64
 	}
 	w.loadSteps = func() int { return 1 }
 	w.damage = func(Load) []int { return nil }
@@ -140,9 +150,16 @@ func prompt(seed uint64, n int) []kv.Token {
 	return p
 }
 
+// spare is what lies behind the prompts, in the memory of whoever sent them.
+const spare kv.Token = -7
+
 func (w *world) add(r Request) error {
+	r.Prompt = append(slices.Clone(r.Prompt), spare)[:len(r.Prompt)]
 	err := w.s.Add(r)
 	if err == nil {
+		if c := w.all[r.ID]; c != nil {
+			w.count(c)
+		}
 		w.all[r.ID] = &client{req: r, lastStep: w.step}
 	}
 	return err
@@ -154,6 +171,12 @@ func (w *world) must(r Request) *client {
 		w.t.Fatalf("add %s: %v", r.ID, err)
 	}
 	return w.all[r.ID]
+}
+
+// preempt takes the blocks of a request away, as its scheduler might.
+func (w *world) preempt(id kv.RequestID) {
+	w.s.preempt(w.s.requests[id])
+	w.all[id].gaveWay++
 }
 
 func (w *world) abort(id kv.RequestID) {
@@ -265,6 +288,7 @@ func (w *world) land(id kv.RequestID) {
 	if again := w.s.LoadDone(id, report); again.Found || w.s.Stats() != before {
 		w.t.Fatalf("load of %s reported twice: %+v", id, again)
 	}
+	c.lost = !c.over && missing > 0
 	if res.Finished && !c.over {
 		c.over, c.why, c.counts = true, res.Why, res.Counts
 	}
@@ -299,9 +323,7 @@ func (w *world) tick() *Plan {
 		l.Blocks = slices.Clone(l.Blocks)
 		w.loads[l.ID] = &flight{load: l, due: w.step + w.loadSteps()}
 	}
-	for _, u := range p.Unread {
-		w.all[u.ID].unread++
-	}
+	w.noted(p)
 	if w.traceOn {
 		w.note(p)
 	}
@@ -322,6 +344,16 @@ func (w *world) tick() *Plan {
 	}
 	w.check()
 	return p
+}
+
+// noted takes what a plan says beside its loads and its batch.
+func (w *world) noted(p *Plan) {
+	for _, u := range p.Unread {
+		w.all[u.ID].unread++
+	}
+	for _, v := range p.Preempted {
+		w.all[v.ID].gaveWay++
+	}
 }
 
 func (w *world) note(p *Plan) {
@@ -355,6 +387,14 @@ func (w *world) compute(p *Plan) []Result {
 			w.t.Fatalf("%s: sample %t at %d of %d", it.ID, it.Sample, end, len(tokens))
 		}
 		want := content(tokens, c.req.Salt)
+		w.checkShape(c, q, it.Sample, len(tokens))
+		if !it.Sample && p.Batch.Tokens() < w.s.cfg.MaxBatchedTokens && !w.mayPause(c, q) {
+			w.t.Fatalf("%s: computes %d to %d only, in a step of %d tokens", it.ID, q.Pos, end, p.Batch.Tokens())
+		}
+		if len(c.out) > 0 {
+			c.redone += max(0, min(end, c.top)-q.Pos)
+		}
+		c.top = max(c.top, end)
 		if len(w.s.requests[it.ID].verified) > 0 {
 			w.checkFrozen(c, q, len(tokens))
 		}
@@ -394,6 +434,56 @@ func (w *world) compute(p *Plan) []Result {
 		}
 	}
 	return results
+}
+
+// checkShape verifies that a sequence asks for what its request needs and for
+// nothing else: blocks, chunk, logits, slots to write and tiles to seal.
+func (w *world) checkShape(c *client, q *kv.Seq, sample bool, tokens int) {
+	w.t.Helper()
+	end, prompt, logits := q.Pos+len(q.Tokens), len(c.req.Prompt), 0
+	if sample {
+		logits = 1
+	}
+	if c.req.NoCache && len(c.rows) < prompt {
+		logits = max(logits, min(end, prompt)-len(c.rows))
+		if len(q.Tokens) > w.probe {
+			w.t.Fatalf("%s: %d tokens with logits for each, want at most %d", c.req.ID, len(q.Tokens), w.probe)
+		}
+	}
+	if q.Logits != logits {
+		w.t.Fatalf("%s: wants %d logits at %d to %d, has use for %d", c.req.ID, q.Logits, q.Pos, end, logits)
+	}
+	if n := (tokens + w.bs - 1) / w.bs; len(q.Blocks) != n {
+		w.t.Fatalf("%s: holds %d blocks, its %d tokens take %d", c.req.ID, len(q.Blocks), tokens, n)
+	}
+	if q.WriteFrom < q.Pos || q.WriteFrom > end {
+		w.t.Fatalf("%s: writes from %d, computes %d to %d", c.req.ID, q.WriteFrom, q.Pos, end)
+	}
+	if !w.s.cfg.Seal {
+		if q.SealFrom != q.SealTo {
+			w.t.Fatalf("%s: seals tiles %d to %d, nothing is to be sealed", c.req.ID, q.SealFrom, q.SealTo)
+		}
+		return
+	}
+	to, filled := end/kv.TileTokens, kv.TileTokens
+	if part := end % kv.TileTokens; part > 0 && c.req.Lease && sample {
+		to, filled = to+1, part
+	}
+	if q.SealTo != to || q.SealFrom < to && (q.SealFilled != filled || (q.SealFrom+1)*kv.TileTokens <= q.Pos) {
+		w.t.Fatalf("%s: seals tiles %d to %d with %d slots after computing %d to %d",
+			c.req.ID, q.SealFrom, q.SealTo, q.SealFilled, q.Pos, end)
+	}
+	for tile := range q.SealFrom {
+		if w.seals[w.slot(q.Blocks, tile*kv.TileTokens)/kv.TileTokens] != w.tileContent(q.Blocks, tile) {
+			w.t.Fatalf("%s: tile %d is not sealed as it is, and %d to %d are to be", c.req.ID, tile, q.SealFrom, q.SealTo)
+		}
+	}
+}
+
+// mayPause tells that a chunk may end before its prompt and the budget do.
+func (w *world) mayPause(c *client, q *kv.Seq) bool {
+	probed := c.req.NoCache && len(c.rows) < len(c.req.Prompt) && len(q.Tokens) == w.probe
+	return probed || len(w.s.requests[c.req.ID].verified) > 0 && c.frozen[q.Pos+len(q.Tokens)]
 }
 
 // checkFrozen verifies that verified slots are neither computed again, but for
@@ -461,8 +551,14 @@ func (w *world) compare() {
 		if k.Local+k.Loaded+k.Recomputed+k.Computed != k.Prompt || k.Prompt != len(c.req.Prompt) {
 			w.t.Fatalf("%s: counters %+v", id, k)
 		}
-		if c.req.External > 0 && c.unread+c.loaded != 1 {
+		if n := c.unread + c.loaded; n > 1 || (n == 1) != (c.req.External > 0) {
 			w.t.Fatalf("%s: hand-off read %d times, given back %d times", id, c.loaded, c.unread)
+		}
+		if c.gaveWay != k.Preempted || k.Redone > c.redone || k.Redone < c.redone && c.why != Aborted {
+			w.t.Fatalf("%s: preempted %d times, %d tokens computed again: %+v", id, c.gaveWay, c.redone, k)
+		}
+		if c.req.Prompt[:len(c.req.Prompt)+1][len(c.req.Prompt)] != spare {
+			w.t.Fatalf("%s: what lies behind the prompt was written", id)
 		}
 		want := w.ref(c.req)
 		switch c.why {
@@ -483,6 +579,54 @@ func (w *world) compare() {
 		default:
 			w.t.Fatalf("%s: over %t, why %v", id, c.over, c.why)
 		}
+	}
+	w.compareSums()
+}
+
+// count adds what became of c to the sums, once.
+func (w *world) count(c *client) {
+	if c.summed {
+		return
+	}
+	c.summed = true
+	s, k := &w.sum, c.counts
+	s.Finished[c.why]++
+	s.Preemptions += uint64(k.Preempted)
+	s.Redone += uint64(k.Redone)
+	s.Output += uint64(k.Output)
+	if c.lost {
+		s.FailedLoads++
+	}
+	if k.Output > 0 {
+		s.Prompt += uint64(k.Prompt)
+		s.Local += uint64(k.Local)
+		s.Loaded += uint64(k.Loaded)
+		s.Recomputed += uint64(k.Recomputed)
+		s.Computed += uint64(k.Computed)
+	}
+}
+
+// compareSums holds the scheduler's sums against those of the clients.
+func (w *world) compareSums() {
+	w.t.Helper()
+	for _, c := range w.all {
+		w.count(c)
+	}
+	s := &w.sum
+	if got := w.s.Stats().Totals; got != *s {
+		w.t.Fatalf("sums %+v, want %+v", got, *s)
+	}
+	var ends, want uint64
+	for _, e := range Moves.Edges() {
+		if e.To == finished.String() {
+			ends += w.s.Moves().Of(e)
+		}
+	}
+	for _, n := range s.Finished {
+		want += n
+	}
+	if ends != want {
+		w.t.Fatalf("%d moves to the end, %d requests have ended", ends, want)
 	}
 }
 

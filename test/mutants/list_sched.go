@@ -110,12 +110,12 @@ var schedMutants = []listed{
 	},
 	{
 		File: "internal/sched/plan.go", Tests: "TestPreemptedAfterLoad TestAnyHistory",
-		Old: "r.verified = nil\n", New: "",
+		Old: "r.holding = holding{}", New: "r.holding = holding{verified: r.verified}",
 		Why: "verified places outlive the blocks that held them",
 	},
 	{
 		File: "internal/sched/plan.go", Tests: "TestPreemptedAfterLoad TestAnyHistory",
-		Old: "r.done, r.next, r.slots, r.sealed = 0, 0, 0, 0", New: "r.done, r.next, r.sealed = 0, 0, 0",
+		Old: "r.holding = holding{}", New: "r.holding = holding{slots: r.slots}",
 		Why: "slots of the old blocks count as written after a preemption",
 	},
 	{
@@ -126,7 +126,7 @@ var schedMutants = []listed{
 	},
 	{
 		File: "internal/sched/plan.go", Tests: "TestSmallPoolsNeverStall",
-		Old: "r.hits, r.chain, r.known = 0, 0, 0", New: "r.hits, r.chain = 0, 0",
+		Old: "r.holding = holding{}", New: "r.holding = holding{known: r.known}",
 		Why: "a preempted request remembers blocks in the index that it does not hold",
 	},
 	{
@@ -136,8 +136,8 @@ var schedMutants = []listed{
 	},
 	{
 		File: "internal/sched/plan.go", Tests: "TestAnyHistory",
-		Old: "from, to, filled = r.sealed, end/kv.TileTokens, kv.TileTokens",
-		New: "from, to, filled = max(r.sealed, end/kv.TileTokens-1), end/kv.TileTokens, kv.TileTokens",
+		Old: "return r.sealed, end / kv.TileTokens, kv.TileTokens",
+		New: "return max(r.sealed, end/kv.TileTokens-1), end / kv.TileTokens, kv.TileTokens",
 		Why: "of the tiles that a step fills only the last is sealed",
 	},
 	{

@@ -46,7 +46,7 @@ var simulationMutants = []listed{
 	},
 	{
 		File: "internal/sched/plan.go", In: "test/simulation", Tests: "TestSeeds",
-		Old: "\tr.verified = nil\n", New: "",
+		Old: "r.holding = holding{}", New: "r.holding = holding{verified: r.verified}",
 		Why: "a preempted request takes other memory for what it had loaded",
 	},
 	{
