@@ -40,7 +40,7 @@ func (e *Engine) emit(f *effect) {
 	switch {
 	case f.g.stream.push(f.out, f.last):
 	case f.g.over: // ended in this very step, so that an abort would tell nobody
-		f.g.stream.push(Output{Choice: f.out.Choice, Finish: FinishAbort, Usage: f.g.usage, Err: ErrSlowReader}, true)
+		f.g.stream.push(Output{Finish: FinishAbort, Usage: f.g.usage, Err: ErrSlowReader}, true)
 	default:
 		e.core.abort(f.g, ErrSlowReader)
 	}
@@ -102,7 +102,6 @@ func (e *Engine) shut(cause error) {
 	e.mu.Lock()
 	e.closed, e.err = true, cause
 	in := e.inbox
-	e.inbox = nil
 	e.mu.Unlock()
 	now := time.Now()
 	if cause != nil {
@@ -112,8 +111,7 @@ func (e *Engine) shut(cause error) {
 		// What was submitted in the last moment ends like all others.
 		if in[i].kind == evSubmit { //nolint:staticcheck // two of many kinds matter
 			g := in[i].stream.g
-			g.submitted, g.left = now, g.req.N
-			g.tracked = false
+			g.submitted = now
 			e.core.groups[g] = struct{}{}
 			if g.req.Handoff != nil {
 				e.cfg.Connector.ReturnUnread(g.req.Handoff)
@@ -145,7 +143,6 @@ func (e *Engine) shut(cause error) {
 			}
 		}
 	}
-	e.carry(now)
 	e.recoveries.flush()
 	e.publish(now)
 }

@@ -52,14 +52,14 @@ type choice struct {
 type effectKind uint8
 
 const (
-	doEmit    effectKind = iota // out to the group's stream; last ends it
-	doGrant                     // lease of fin, then out
-	doLoad                      // start load
-	doCancel                    // cancel the load of id
-	doTrack                     // hand-off of g needs renewals
-	doUntrack                   // hand-off of g needs no renewal any more
-	doReturn                    // give the hand-off of g back unread
-	doDone                      // log and count the end of g
+	doEmit    effectKind = iota + 1 // out to the group's stream; last ends it
+	doGrant                         // lease of fin, then out
+	doLoad                          // start load
+	doCancel                        // cancel the load of id
+	doTrack                         // hand-off of g needs renewals
+	doUntrack                       // hand-off of g needs no renewal any more
+	doReturn                        // give the hand-off of g back unread
+	doDone                          // log and count the end of g
 )
 
 // An effect is something that the core decided and the loop carries out.
@@ -151,7 +151,7 @@ func (c *core) next(now time.Time) bool {
 		ch := l.Tag.(*choice)
 		c.start(ch.g, now)
 		c.loads[l.ID] = ch.g
-		c.do(effect{kind: doLoad, g: ch.g, load: connector.LoadSpec{
+		c.do(effect{kind: doLoad, load: connector.LoadSpec{
 			ID: l.ID, ClientID: ch.g.req.ClientID, Handoff: ch.g.req.Handoff, Prompt: ch.g.req.Prompt,
 			Local: l.Blocks, FromTile: l.FromTile, ToTile: l.ToTile,
 		}})

@@ -14,11 +14,9 @@ import (
 // sampleSeq makes the result of one sequence of a step from its rows.
 func (c *core) sampleSeq(ch *choice, seq *kv.Seq, last bool, rows [][]float32) sched.Result {
 	g := ch.g
-	if ch.index == 0 && g.req.PromptLogprobs >= 0 && len(g.prompt) < len(g.req.Prompt)-1 {
-		if err := c.probe(g, seq.Pos+len(seq.Tokens)-len(rows), rows); err != nil {
-			c.fail(g, err)
-			return sched.Result{}
-		}
+	if err := c.probe(g, seq.Pos+len(seq.Tokens)-len(rows), rows); err != nil {
+		c.fail(g, err)
+		return sched.Result{}
 	}
 	if !last || g.over {
 		return sched.Result{}
@@ -54,12 +52,13 @@ func (c *core) sampleSeq(ch *choice, seq *kv.Seq, last bool, rows [][]float32) s
 }
 
 // probe collects the log-probabilities of the prompt tokens that follow the
-// positions pos, pos+1, … of rows.
+// positions pos, pos+1, … of rows. Rows before the last of a prompt come once
+// each, and only where they are asked for.
 func (c *core) probe(g *group, pos int, rows [][]float32) error {
 	for i, row := range rows {
 		at := pos + i + 1
-		if at != len(g.prompt)+1 || at >= len(g.req.Prompt) {
-			continue
+		if at >= len(g.req.Prompt) {
+			break
 		}
 		lp, err := c.sampler.Logprobs(row, g.req.Prompt[at], g.req.PromptLogprobs)
 		if err != nil {
@@ -74,9 +73,6 @@ func (c *core) probe(g *group, pos int, rows [][]float32) error {
 func (c *core) emit(ch *choice, now time.Time) {
 	g := ch.g
 	if g.over { // another choice failed in the same step
-		if ch.over && len(ch.fin.Blocks) > 0 {
-			c.sched.Release(ch.fin.Blocks)
-		}
 		return
 	}
 	if ch.last.IsZero() {
@@ -85,17 +81,15 @@ func (c *core) emit(ch *choice, now time.Time) {
 		c.metrics.InterToken(now.Sub(ch.last))
 	}
 	ch.last = now
-	out := ch.out
-	ch.out = Output{}
 	if !ch.over {
-		c.do(effect{kind: doEmit, g: g, out: out})
+		c.do(effect{kind: doEmit, g: g, out: ch.out})
 		return
 	}
 	e := effect{kind: doEmit, fin: ch.fin}
 	if len(ch.fin.Blocks) > 0 {
 		e.kind = doGrant
 	}
-	c.ended(ch, out, e)
+	c.ended(ch, ch.out, e)
 }
 
 // opened takes note of the first token of ch: the prompt's counts stand, and
@@ -152,15 +146,10 @@ func (c *core) close(g *group, err error) {
 	c.do(effect{kind: doDone, g: g, err: err})
 }
 
-// fail ends g with err, in whatever state its choices are.
+// fail ends g, which is not over, with err, in whatever state its choices are.
 func (c *core) fail(g *group, err error) {
-	if g.over {
-		return
-	}
 	c.withdraw(g)
-	g.finish = FinishError
-	c.do(effect{kind: doEmit, g: g, last: true, out: Output{Finish: FinishError, Usage: g.usage, Err: err}})
-	c.close(g, err)
+	c.cut(g, FinishError, err)
 }
 
 // abort ends g because its reader gave up, or because the engine stops.
@@ -169,9 +158,7 @@ func (c *core) abort(g *group, err error) {
 		return
 	}
 	c.withdraw(g)
-	g.finish = FinishAbort
-	c.do(effect{kind: doEmit, g: g, last: true, out: Output{Finish: FinishAbort, Usage: g.usage, Err: err}})
-	c.close(g, err)
+	c.cut(g, FinishAbort, err)
 }
 
 // kill ends g with err and leaves the scheduler alone, whose state may be
@@ -179,28 +166,30 @@ func (c *core) abort(g *group, err error) {
 func (c *core) kill(g *group, err error) {
 	for _, ch := range g.choices {
 		if c.loads[ch.id] != nil {
-			c.do(effect{kind: doCancel, g: g, id: ch.id})
+			c.do(effect{kind: doCancel, id: ch.id})
 		}
 	}
-	g.finish = FinishError
-	c.do(effect{kind: doEmit, g: g, last: true, out: Output{Finish: FinishError, Usage: g.usage, Err: err}})
+	c.cut(g, FinishError, err)
+}
+
+// cut ends g with an output that says why.
+func (c *core) cut(g *group, why FinishReason, err error) {
+	g.finish = why
+	c.do(effect{kind: doEmit, g: g, last: true, out: Output{Finish: why, Usage: g.usage, Err: err}})
 	c.close(g, err)
 }
 
-// withdraw takes the choices of g out of the scheduler.
+// withdraw takes the choices of g out of the scheduler, those that are there.
 func (c *core) withdraw(g *group) {
 	for _, ch := range g.choices {
-		if !ch.over {
-			ch.over = true
-			c.drop(ch)
-		}
+		c.drop(ch)
 	}
 }
 
 func (c *core) drop(ch *choice) {
 	a := c.sched.Abort(ch.id)
 	if a.Loading {
-		c.do(effect{kind: doCancel, g: ch.g, id: ch.id})
+		c.do(effect{kind: doCancel, id: ch.id})
 	}
 	if a.Unread {
 		c.giveBack(ch.g)
@@ -238,7 +227,7 @@ func (c *core) loaded(rep connector.LoadReport) (missing int) {
 	if err != nil { // also when its request has gone: the connector's log and counts have it too
 		c.metrics.LoadFailed(err.Class)
 	}
-	if !res.Found || res.Finished && res.Why == sched.Aborted || res.Missing == 0 {
+	if res.Missing == 0 { // or nobody's any more
 		return 0
 	}
 	if err == nil { // it was cancelled, though not by us: its connector is ending
@@ -251,7 +240,6 @@ func (c *core) loaded(rep connector.LoadReport) (missing int) {
 	if !res.Finished {
 		return res.Missing
 	}
-	g.choices[0].over = true
 	g.counts(res.Counts)
 	c.fail(g, err)
 	return 0

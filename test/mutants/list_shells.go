@@ -131,7 +131,7 @@ var shellMutants = []listed{
 	},
 	{
 		File: engineFile, Tests: "TestAbortInEveryState",
-		Old: "if a.Loading {\n\t\tc.do(effect{kind: doCancel, g: ch.g, id: ch.id})\n\t}", New: "",
+		Old: "if a.Loading {\n\t\tc.do(effect{kind: doCancel, id: ch.id})\n\t}", New: "",
 		Why: "the load of an aborted request runs on",
 	},
 	{
