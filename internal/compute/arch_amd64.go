@@ -1,7 +1,6 @@
 package compute
 
 import (
-	"math"
 	"unsafe"
 
 	"golang.org/x/sys/cpu"
@@ -42,21 +41,12 @@ func avx512() *Kernels {
 		},
 		rope:    func(x, y, cos, sin []float32) { ropeRow(&x[0], &y[0], &cos[0], &sin[0], len(x)/Lanes) },
 		siluMul: func(gate, up []float32) { siluMulRow(&gate[0], &up[0], len(gate)/Lanes) },
-		argmax:  argmaxAVX,
 		toF16:   func(dst []byte, x []float32) { halfRow(&dst[0], &x[0], len(x)/Lanes) },
 		softmax: func(s []float32, scale float32) (top, sum float32) { return softmaxRow(&s[0], len(s)/Lanes, scale) },
 		qk:      qkAVX,
 		pv:      pvAVX,
 		writeK:  writeKAVX,
 	}
-}
-
-func argmaxAVX(x []float32) (val [Lanes]float32, idx [Lanes]int32) {
-	for l := range val {
-		val[l], idx[l] = float32(math.Inf(-1)), int32(l)
-	}
-	argmaxRow(&x[0], len(x)/Lanes, &val[0], &idx[0])
-	return val, idx
 }
 
 // writeKAVX transposes 16 tokens at once and scatters fewer one by one.

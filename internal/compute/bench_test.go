@@ -146,7 +146,6 @@ func BenchmarkRows(b *testing.B) {
 		{"Set576", func() { k.Set(a, 3, y) }},
 		{"SiluMul576", func() { copy(x, z); k.SiluMul(x, y) }},
 		{"Rope64", func() { copy(x, z); k.Rope(x[:64], y[:32], y[32:64]) }},
-		{"Argmax49152", func() { k.Argmax(w) }},
 		{"WriteK64x16", func() { k.WriteK(tile, F16, 64, 0, 16, w, 64) }},
 		{"WriteK64x1", func() { k.WriteK(tile, F16, 64, 3, 1, w, 64) }},
 	} {

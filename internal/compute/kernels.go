@@ -29,7 +29,6 @@ type Kernels struct {
 	scaleMul func(out, x, w []float32, scale float32)
 	rope     func(x, y, cos, sin []float32)
 	siluMul  func(gate, up []float32)
-	argmax   func(x []float32) (val [Lanes]float32, idx [Lanes]int32)
 	toF16    func(dst []byte, x []float32)
 
 	// Attention; see attend.go.
@@ -82,7 +81,6 @@ func portable() *Kernels {
 		scaleMul: scaleMulGo,
 		rope:     ropeGo,
 		siluMul:  siluMulGo,
-		argmax:   argmaxGo,
 		toF16:    toF16Go,
 		softmax:  softmaxGo,
 		qk:       qkGo,

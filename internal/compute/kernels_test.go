@@ -338,7 +338,6 @@ func TestNothingAllocates(t *testing.T) {
 				k.RMSNorm(x[:64], x[:64], x[64:128], 1e-5)
 				k.Rope(x[:64], x[64:96], x[96:128])
 				k.SiluMul(x[:70], x[70:140])
-				k.Argmax(x)
 				k.WriteK(tile, F16, 64, 3, 2, x, 64)
 				k.WriteK(tile, F16, 64, 0, 16, x, 64)
 				k.WriteV(tile[2048:], F16, 64, 3, 2, x, 64)

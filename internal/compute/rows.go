@@ -119,43 +119,6 @@ func siluMulGo(gate, up []float32) {
 	}
 }
 
-// Argmax returns the lowest index of the greatest number of x. NaN never wins;
-// when nothing is above -Inf it returns 0.
-func (k *Kernels) Argmax(x []float32) int {
-	best, at := float32(math.Inf(-1)), 0
-	w := whole(len(x))
-	if w > 0 {
-		val, idx := k.argmax(x[:w])
-		for l, v := range val {
-			if v > best || v == best && int(idx[l]) < at && !math.IsInf(float64(v), -1) {
-				best, at = v, int(idx[l])
-			}
-		}
-	}
-	for i, v := range x[w:] {
-		if v > best {
-			best, at = v, w+i
-		}
-	}
-	return at
-}
-
-// argmaxGo finds each lane's greatest number and its first index; lanes
-// without one above -Inf keep -Inf and 0.
-func argmaxGo(x []float32) (val [Lanes]float32, idx [Lanes]int32) {
-	for l := range val {
-		val[l] = float32(math.Inf(-1))
-	}
-	for i := 0; i+Lanes <= len(x); i += Lanes {
-		for l, v := range x[i : i+Lanes] {
-			if v > val[l] {
-				val[l], idx[l] = v, int32(i+l)
-			}
-		}
-	}
-	return val, idx
-}
-
 // ToF16 writes x as little-endian binary16 by the rule of F16Bits.
 func (k *Kernels) ToF16(dst []byte, x []float32) {
 	dst = dst[:2*len(x)]

@@ -178,33 +178,6 @@ siluMulRow_loop:
 	VZEROUPPER
 	RET
 
-// func argmaxRow(x *float32, nvec int, val *float32, idx *int32)
-// Requires: AVX, AVX512F
-TEXT ·argmaxRow(SB), NOSPLIT, $0-32
-	MOVQ         x+0(FP), AX
-	MOVQ         nvec+8(FP), CX
-	MOVQ         val+16(FP), DX
-	MOVQ         idx+24(FP), BX
-	MOVL         $0x00000010, SI
-	VPBROADCASTD SI, Z4
-	VMOVUPS      (DX), Z1
-	VMOVDQU32    (BX), Z2
-	VPXORD       Z3, Z3, Z3
-
-argmaxRow_loop:
-	VMOVUPS   (AX), Z0
-	VCMPPS    $0x1e, Z1, Z0, K1
-	VMOVAPS   Z0, K1, Z1
-	VMOVDQA32 Z2, K1, Z3
-	VPADDD    Z4, Z2, Z2
-	ADDQ      $0x00000040, AX
-	DECQ      CX
-	JNZ       argmaxRow_loop
-	VMOVUPS   Z1, (DX)
-	VMOVDQU32 Z3, (BX)
-	VZEROUPPER
-	RET
-
 // func halfRow(dst *byte, x *float32, nvec int)
 // Requires: AVX, AVX512F
 TEXT ·halfRow(SB), NOSPLIT, $0-24

@@ -34,11 +34,6 @@ func ropeRow(x *float32, y *float32, cos *float32, sin *float32, nvec int)
 //go:noescape
 func siluMulRow(gate *float32, up *float32, nvec int)
 
-// argmaxRow finds each lane's greatest number and its first index; idx comes in as 0 to 15, val as -Inf.
-//
-//go:noescape
-func argmaxRow(x *float32, nvec int, val *float32, idx *int32)
-
 // halfRow converts nvec vectors to binary16.
 //
 //go:noescape

@@ -144,44 +144,6 @@ func TestSoftmaxKeepsNaNAndFlushes(t *testing.T) {
 	}
 }
 
-func TestArgmaxTakesTheLowestIndex(t *testing.T) {
-	inf, nan := float32(math.Inf(1)), float32(math.NaN())
-	r := newSource(23)
-	ref := func(x []float32) int {
-		best, at := float32(math.Inf(-1)), 0
-		for i, v := range x {
-			if v > best {
-				best, at = v, i
-			}
-		}
-		return at
-	}
-	cases := [][]float32{
-		{1}, {nan}, {-inf, -inf}, {nan, -5}, {0, float32(math.Copysign(0, -1))},
-		slices.Repeat([]float32{-inf}, 40), slices.Repeat([]float32{nan}, 33), slices.Repeat([]float32{3}, 50),
-		append(slices.Repeat([]float32{-inf}, 35), inf, inf),
-	}
-	for _, n := range []int{15, 16, 31, 200, 1000} {
-		for range 20 {
-			x := make([]float32, n)
-			for i := range x {
-				x[i] = float32(r.IntN(n/3 + 1))
-			}
-			x[r.IntN(n)] = nan
-			cases = append(cases, x)
-		}
-	}
-	for _, k := range allKernels(t) {
-		t.Run(k.Name(), func(t *testing.T) {
-			for _, x := range cases {
-				if got := k.Argmax(x); got != ref(x) {
-					t.Fatalf("argmax of %v is %d, want %d", x, got, ref(x))
-				}
-			}
-		})
-	}
-}
-
 // exactF16 rounds through package big: binary16 has 11 bits, and 10 fewer for
 // each halving below 2^-14.
 func exactF16(x float32) uint16 {

@@ -68,7 +68,6 @@ func rowKernels(a *asm) {
 	normRows(a)
 	ropeRow(a)
 	siluRow(a)
-	argmaxRow(a)
 	halfRow(a)
 
 	a.Function("pause")
@@ -163,29 +162,6 @@ func siluRow(a *asm) {
 		a.VMULPS(Mem{Base: u}, v, v)
 		a.VMOVUPS(v, Mem{Base: g})
 	}, g, u)
-}
-
-func argmaxRow(a *asm) {
-	a.fn("argmaxRow", "func(x *float32, nvec int, val *float32, idx *int32)",
-		"finds each lane's greatest number and its first index; idx comes in as 0 to 15, val as -Inf.")
-	x, n, val, idx := a.param("x"), a.param("nvec"), a.param("val"), a.param("idx")
-	v, best, cur, at, k := a.ZMM(), a.ZMM(), a.ZMM(), a.ZMM(), a.K()
-	step := a.dword(16)
-	a.VMOVUPS(Mem{Base: val}, best)
-	a.VMOVDQU32(Mem{Base: idx}, cur)
-	a.zero(at)
-	a.label("loop")
-	a.VMOVUPS(Mem{Base: x}, v)
-	a.VCMPPS(Imm(0x1e), best, v, k) // greater than
-	a.VMOVAPS(v, k, best)
-	a.VMOVDQA32(cur, k, at)
-	a.VPADDD(step, cur, cur)
-	a.step(64, x)
-	a.DECQ(n)
-	a.JNZ(a.ref("loop"))
-	a.VMOVUPS(best, Mem{Base: val})
-	a.VMOVDQU32(at, Mem{Base: idx})
-	a.end()
 }
 
 func halfRow(a *asm) {
