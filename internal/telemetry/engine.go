@@ -141,7 +141,7 @@ func (t *Engine) engineMetrics(cfg EngineConfig) {
 	extHits := t.counter("vllm:external_prefix_cache_hits", "Prompt tokens read from another engine and verified.")
 	prompt := t.counter("vllm:prompt_tokens", "Prompt tokens of requests that reached their first token.")
 	cached := t.counter("vllm:prompt_tokens_cached", "Prompt tokens that were not computed here: found in the prefix cache or read from another engine.")
-	generated := t.counter("vllm:generation_tokens", "Tokens generated.")
+	generated := t.counter("vllm:generation_tokens", "Tokens generated, counted when their request ends.")
 	source := t.counters("vllm:prompt_tokens_by_source", "Prompt tokens by the source of their KV, with vLLM's names of sources.", "source",
 		"local_compute", "local_cache_hit", "external_kv_transfer")
 	own := t.counters("tandem_prompt_tokens_by_source", "Prompt tokens by the source of their KV: loaded from P, found locally, promised by P but recomputed here, computed. They add up to vllm:prompt_tokens_total.", "source",
