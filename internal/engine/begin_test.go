@@ -18,6 +18,7 @@ import (
 	"tandem/internal/bystander/logtest"
 	"tandem/internal/connector"
 	"tandem/internal/kv"
+	"tandem/internal/sched"
 	"tandem/internal/sim"
 )
 
@@ -251,6 +252,18 @@ func TestWhatTheConnectorIsTold(t *testing.T) {
 	x.rest()
 	x.calls("all is here", "track d", "untrack d", "return d")
 
+	x.submit(offered("d2", greedy(prompt(100, 1), 2), 100))
+	x.turn()
+	x.report("5.0", 7, "")
+	x.rest()
+	x.calls("all but the end is here", "track d2", "load 5.0 of d2 from d2: tiles 6 to 7 of 100 tokens into 7 blocks", "untrack d2")
+
+	x.submit(offered("d3", greedy(prompt(100, 7), 2), 1))
+	x.turn()
+	x.report("6.0", 1, "")
+	x.rest()
+	x.calls("one token is offered", "track d3", "load 6.0 of d3 from d3: tiles 0 to 1 of 100 tokens into 7 blocks", "untrack d3")
+
 	x.submit(offered("e", greedy(prompt(100, 4), 2), 0))
 	x.rest()
 	x.calls("nothing is offered", "track e", "untrack e", "return e")
@@ -265,14 +278,23 @@ func TestWhatTheConnectorIsTold(t *testing.T) {
 	r.N = 3
 	s = x.submit(r)
 	x.turn()
-	x.report("7.0", 2, "")
+	x.report("9.0", 2, "")
 	x.rest()
-	x.calls("three choices", "track g", "load 7.0 of g from g: tiles 0 to 2 of 20 tokens into 2 blocks", "untrack g")
+	x.calls("three choices", "track g", "load 9.0 of g from g: tiles 0 to 2 of 20 tokens into 2 blocks", "untrack g")
 	if outs, ended := x.read(s); len(outs) != 6 || !ended {
 		t.Errorf("%d outputs, ended %t", len(outs), ended)
 	}
+
+	s = x.submit(offered("h", greedy(prompt(20, 8), 2), -1)) // Verify would not let it pass
+	x.rest()
+	x.calls("the scheduler refuses it", "track h", "return h", "untrack h")
+	if o := x.last(s); !errors.Is(o.Err, sched.ErrInvalid) || o.Finish != FinishError {
+		t.Errorf("%+v", o)
+	}
 	x.metrics("in all", "first token after 1s", "admitted 99 of 100 loaded", "next token after 1s",
 		"first token after 1s", "admitted 0 of 100 loaded", "next token after 1s",
+		"first token after 1s", "admitted 3 of 100 loaded", "next token after 1s",
+		"first token after 1s", "admitted 1 of 100 loaded", "next token after 1s",
 		"first token after 1s", "admitted 0 of 100 loaded", "next token after 1s",
 		"first token after 2s", "admitted 0 of 100 loaded", "next token after 1s", // every position in chunks of 64
 		"first token after 1s", "admitted 19 of 20 loaded", "next token after 1s", "next token after 1s", "next token after 1s")
@@ -368,6 +390,7 @@ func TestWhatIsToldOfALoad(t *testing.T) {
 			r.Policy = c.own
 			s := x.submit(r)
 			x.turn()
+			x.now = x.now.Add(2 * time.Second) // the load takes them
 			err := x.report("1.0", tilesOf(c.prompt-1), c.class, c.lost...)
 			x.report("1.0", tilesOf(c.prompt-1), "") // once more
 			x.report("7.0", 3, "")                   // of nobody
@@ -381,12 +404,15 @@ func TestWhatIsToldOfALoad(t *testing.T) {
 			}
 			if !fails {
 				c.want.Completion = 2
-				c.metrics = append(c.metrics, fmt.Sprintf("first token after %ds", c.steps),
+				c.metrics = append(c.metrics, fmt.Sprintf("first token after %ds", 2+c.steps),
 					fmt.Sprintf("admitted %d of %d loaded", c.want.Loaded, c.prompt), "next token after 1s")
 			}
 			x.rest()
 			x.metrics("at the end", c.metrics...)
 			o := x.last(s)
+			if st := x.stats[0]; st.Queue != 0 || !fails && st.Prefill != time.Duration(2+c.steps)*time.Second {
+				t.Errorf("%+v", st)
+			}
 			if o.Usage != c.want || x.stats[0].Usage != c.want || len(x.stats) != 1 {
 				t.Errorf("usage %+v, in the metrics %+v, want %+v", o.Usage, x.stats, c.want)
 			}
@@ -505,7 +531,9 @@ func TestOneChoiceThatFailsEndsItsRequest(t *testing.T) {
 			rows[bad][5] = float32(math.NaN())
 			x.edit = nil
 		}
+		x.told = nil
 		x.turn()
+		x.metrics("of the one beside it", "next token after 1s")
 		outs, ended := x.read(s)
 		if len(outs) != 1 || !ended || outs[0].Finish != FinishError || outs[0].Err == nil {
 			t.Fatalf("choice %d: %+v, ended %t", bad, outs, ended)
@@ -519,6 +547,40 @@ func TestOneChoiceThatFailsEndsItsRequest(t *testing.T) {
 		}
 		x.gone()
 	}
+}
+
+// A prompt with a row that is not finite ends its request too, where its rows are
+// asked for.
+func TestPromptRowThatIsNotFinite(t *testing.T) {
+	x := newTurns(t, sim.Config{}, Config{})
+	r := greedy(prompt(20, 1), 3)
+	r.PromptLogprobs = 1
+	s := x.submit(r)
+	x.edit = func(rows [][]float32) { rows[3][5] = float32(math.NaN()) }
+	x.turn()
+	if o := x.last(s); o.Finish != FinishError || o.Err == nil || !strings.Contains(o.Err.Error(), "prompt token 4 ") {
+		t.Errorf("%+v", o)
+	}
+	x.gone()
+}
+
+// Tokens have log-probabilities when they are asked for, with as many others as
+// are asked for.
+func TestLogprobsAsAskedFor(t *testing.T) {
+	x := newTurns(t, sim.Config{}, Config{})
+	for _, n := range []int{-1, 0, 1, 3} {
+		r := greedy(prompt(20, 1), 3)
+		r.Params.Logprobs = n
+		s := x.submit(r)
+		x.rest()
+		outs, _ := x.read(s)
+		for _, o := range outs {
+			if len(o.Logprobs) != min(1, n+1) || n >= 0 && (o.Logprobs[0].Token != o.Tokens[0] || len(o.Logprobs[0].Top) != n) {
+				t.Errorf("%d asked for: %+v", n, o)
+			}
+		}
+	}
+	x.gone()
 }
 
 // A stop ends the choice that it names, when that has begun and goes on.
@@ -647,5 +709,72 @@ func TestEndOfAnEngine(t *testing.T) {
 		if _, err := x.Submit(t.Context(), greedy(prompt(9, 1), 1)); !errors.Is(err, ErrClosed) {
 			t.Errorf("a request after the end: %v", err)
 		}
+	}
+}
+
+// Requests go by priority, where that is configured, and by arrival; the choices
+// of a request rank with it, not with those that came while its prompt was
+// computed.
+func TestOrderOfRequests(t *testing.T) {
+	for _, byPriority := range []bool{false, true} {
+		x := newTurns(t, sim.Config{}, Config{MaxSeqs: 1, Priority: byPriority})
+		var streams []*Stream
+		for i, priority := range []int{3, 1, 2} {
+			r := seeded(prompt(20, i), 2, 1)
+			r.Priority, r.N = priority, 2
+			streams = append(streams, x.submit(r))
+		}
+		var order []int
+		for x.turn() {
+			for i, s := range streams {
+				if outs, _ := x.read(s); len(outs) > 0 && (len(order) == 0 || order[len(order)-1] != i) {
+					order = append(order, i)
+				}
+			}
+		}
+		want := []int{0, 1, 2}
+		if byPriority {
+			want = []int{1, 2, 0}
+		}
+		if !slices.Equal(order, want) {
+			t.Errorf("by priority %t: outputs of requests %v, want %v", byPriority, order, want)
+		}
+		x.gone()
+	}
+}
+
+// A core that is stuck has no hand-off renewed, and goes on with all that still
+// wait when it moves again, in the order of their arrival.
+func TestRenewalsOfAStuckCore(t *testing.T) {
+	x := newTurns(t, sim.Config{Blocks: 4}, Config{})
+	lent := greedy(prompt(40, 9), 1)
+	lent.RemoteDecode = true
+	x.submit(lent)
+	x.turn()
+	x.d.calls = nil
+	x.submit(greedy(prompt(60, 1), 2)) // takes 4 blocks, 1 is free
+	var track, untrack, each []string
+	for i := range 20 {
+		name := fmt.Sprint("d", i)
+		x.submit(offered(name, greedy(prompt(30, i), 2), 30))
+		each = append(each, "track "+name)
+		untrack = append(untrack, "untrack "+name)
+		track = append(track, "track "+name)
+	}
+	x.submit(offered("nothing", greedy(prompt(30, 30), 2), 0))
+	x.turn()
+	x.calls("nothing moves", slices.Concat(each, []string{"track nothing", "untrack nothing", "return nothing"}, untrack)...)
+	x.turn()
+	x.calls("nothing moves still")
+	x.submit(offered("late", greedy(prompt(30, 31), 2), 30))
+	x.turn()
+	x.calls("one more comes")
+	x.d.freed <- []kv.BlockID{0, 1, 2}
+	x.turn()
+	x.calls("the blocks are back", append(track, "track late")...)
+	x.turn()
+	x.turn()
+	if len(x.stats) != 2 {
+		t.Errorf("%+v", x.stats)
 	}
 }

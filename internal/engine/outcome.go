@@ -30,7 +30,7 @@ func (c *core) sampleSeq(ch *choice, seq *kv.Seq, last bool, rows [][]float32) s
 	ch.out = Output{Choice: ch.index, Tokens: g.stream.one(t)}
 	if n := g.req.Params.Logprobs; n >= 0 {
 		lp, err := c.sampler.Logprobs(row, t, n)
-		if err != nil {
+		if err != nil { // Next would have refused the row
 			c.fail(g, fmt.Errorf("engine: log-probabilities of %s: %w", ch.id, err))
 			return sched.Result{}
 		}
@@ -38,17 +38,16 @@ func (c *core) sampleSeq(ch *choice, seq *kv.Seq, last bool, rows [][]float32) s
 	}
 	c.made = append(c.made, ch)
 	g.usage.Completion++
+	res := sched.Result{Token: t}
 	switch ch.state.Accept(t) {
 	case sample.StopEOS:
-		return sched.Result{Token: t, Finish: sched.Stop}
+		res.Finish = sched.Stop
 	case sample.StopToken:
+		res.Finish = sched.Stop
 		ch.out.StopToken = &ch.out.Tokens[0]
-		return sched.Result{Token: t, Finish: sched.Stop}
-	case sample.Length:
-		return sched.Result{Token: t, Finish: sched.Length}
-	case sample.Continue:
+	case sample.Length, sample.Continue: // the scheduler counts them
 	}
-	return sched.Result{Token: t}
+	return res
 }
 
 // probe collects the log-probabilities of the prompt tokens that follow the
