@@ -99,3 +99,27 @@ func TestNothingIsIndexedWithoutThePrefixCache(t *testing.T) {
 		}
 	}
 }
+
+// What is computed again after a preemption counts as often as it is computed,
+// and when it is.
+func TestRedoneTokensAreThoseComputedAgain(t *testing.T) {
+	cfg := pool(16)
+	cfg.PrefixCache, cfg.MaxBatchedTokens = false, 16
+	w := newWorld(t, cfg)
+	c := w.must(Request{ID: "A", Prompt: prompt(1, 100), MaxTokens: 9})
+	for len(c.out) < 3 {
+		w.tick()
+	}
+	w.preempt("A") // with 102 tokens in its blocks
+	for _, want := range []int{16, 32} {
+		w.tick()
+		if got, _ := w.s.Counts("A"); got.Redone != want {
+			t.Errorf("%d tokens are computed again, counted %d", want, got.Redone)
+		}
+	}
+	w.preempt("A")
+	w.finish(20)
+	if got := c.counts.Redone; got != 32+102 {
+		t.Errorf("%d tokens were computed again, counted %d", 32+102, got)
+	}
+}

@@ -185,4 +185,34 @@ var schedMutants = []listed{
 		Old: "need := s.blocksFor(len(r.tokens)) - hits", New: "need := max(1, s.blocksFor(promised)-hits)",
 		Why: "loads are admitted without the block of their first step and starve each other",
 	},
+	{
+		File: "internal/sched/admit.go", Tests: "TestHandoffOfNoUseIsNotMissed",
+		Old: "if r.NoCache || (r.spent && r.load == span{}) {", New: "if r.NoCache {",
+		Why: "a hand-off of no use counts as lost when its request is computed again",
+	},
+	{
+		File: "internal/sched/admit.go", Tests: "TestWhatMustBeFreeForAStart",
+		Old: "all = all || (x.counts.Preempted >= sure && s.before(x, r))", New: "",
+		Why: "a request that was preempted often gives way again to those behind it",
+	},
+	{
+		File: "internal/sched/plan.go", Tests: "TestOnlyAsManyWaitAsBlocksComeBack",
+		Old: "idle++\n", New: "",
+		Why: "all wait for one block that comes back from an aborted load",
+	},
+	{
+		File: "internal/sched/plan.go", Tests: "TestTheLowestRankedGivesWay",
+		Old: "n > 0 && s.before(v, s.parked[n-1])", New: "n > 0 && s.before(s.parked[n-1], v)",
+		Why: "what was loaded is given up for one that ranks lower",
+	},
+	{
+		File: "internal/sched/apply.go", Tests: "TestRedoneTokensAreThoseComputedAgain",
+		Old: "s.redone(r, seq.Pos, end)", New: "",
+		Why: "nobody sees what preemptions cost",
+	},
+	{
+		File: "internal/sched/sched.go", Tests: "TestStuck",
+		Old: "s.queue.len() == len(s.requests) && len(s.ghosts) == 0", New: "s.queue.len() == len(s.requests)",
+		Why: "renewals stop although an aborted load gives its blocks back soon",
+	},
 }

@@ -170,6 +170,31 @@ var shellMutants = []listed{
 		Why: "an engine that falls silent holds its client for ever",
 	},
 	{
+		File: engineFile, Tests: "TestWhatTheConnectorIsTold",
+		Old: "c.untrack(g)\n\terr := rep.Err", New: "err := rep.Err",
+		Why: "the lease of a load that has ended is renewed until its request ends",
+	},
+	{
+		File: engineFile, Tests: "TestWhatTheConnectorIsTold",
+		Old: "c.untrack(g)\n\tdelete(c.groups, g)", New: "delete(c.groups, g)",
+		Why: "the lease of an aborted request is renewed until its load has ended",
+	},
+	{
+		File: engineFile, Tests: "TestWhatIsToldOfALoad",
+		Old: "g.counts(res.Counts)\n\tc.fail", New: "c.fail",
+		Why: "the client of a failed load does not learn what was lost",
+	},
+	{
+		File: carryFile, Tests: "TestEndOfAnEngine",
+		Old: "\t\t\t\te.cfg.Connector.ReturnUnread(g.req.Handoff)\n", New: "",
+		Why: "the lease of a request of the last moment is kept until it runs out",
+	},
+	{
+		File: carryFile, Tests: "TestEndOfAnEngine",
+		Old: "if cause == nil {\n\t\t\t\te.core.sched.Release(b)\n\t\t\t}", New: "_ = b",
+		Why: "blocks that come back while the engine ends are lost",
+	},
+	{
 		File: carryFile, Tests: "TestReaderThatLeavesDuringItsLastStep",
 		Old: "if !quit {\n\t\tf.out.Handoff", New: "{\n\t\tf.out.Handoff",
 		Why: "a lease is made for a reader that has gone",
