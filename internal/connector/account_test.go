@@ -253,6 +253,30 @@ func TestProgressIsWhatKeepsALoad(t *testing.T) {
 	}
 }
 
+// A claim that nobody answers is given up to the moment, however the load's other
+// looks at the clock fall.
+func TestUnansweredClaimEndsOnTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const dial, limit = 3 * time.Millisecond, 80 * time.Millisecond
+		f := newFabric()
+		f.onDial = func(context.Context, string) error { <-time.After(dial); return nil }
+		f.onCall = func(ctx context.Context, _ string, k Kind) error {
+			if k == KindClaim {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}
+		p, d := f.engine(t, "p:1", 1, 1, 16), f.engine(t, "d:1", 1, 1, 16, func(c *Config) { c.NoProgress = limit })
+		tokens := prompt(40, 1)
+		h, _ := p.grant(t, tokens, 15)
+		r := d.load(t, "r", h, tokens, d.blocksFor(40, 15))
+		if r.Err == nil || r.Err.Class != ClassTimeout || r.Duration != dial+limit {
+			t.Errorf("%+v, want it after %v", r, dial+limit)
+		}
+		f.nothingLeft(t, p, d)
+	})
+}
+
 // A load that is cancelled reports as soon as nothing of it is under way, at
 // whatever stage, and gives its lease back behind its last message.
 func TestCancelledLoadsEndWithTheirLastMessage(t *testing.T) {
