@@ -11,7 +11,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -53,7 +52,7 @@ func upCommand() *cobra.Command {
 	f.IntVar(&o.decode, "decode", 1, "number of decode engines, at least 1")
 	f.StringVar(&o.host, "host", "127.0.0.1", "address of the router; the engines listen on 127.0.0.1")
 	f.IntVar(&o.port, "port", 8000, "port of the router, up to 65535; 0 for a free one")
-	f.IntVar(&o.threads, "threads", 0, "threads of each engine; 0 shares the machine's cores among the engines, at least one each")
+	f.IntVar(&o.threads, "threads", 0, "threads of each engine; 0 shares the cores that this process may use by its CPU set and control group among the engines, at least one each")
 	f.BoolVar(&o.sim, "sim", false, "no model: synthetic tokens that depend on every KV byte")
 	f.BoolVar(&o.chaos, "enable-chaos", false, "let tandem chaos break the cluster on purpose; not where others rely on it")
 	f.StringVar(&o.apiKey, "api-key", os.Getenv("TANDEM_API_KEY"), "key that clients must send as a bearer token; empty: none is asked for (environment: TANDEM_API_KEY)")
@@ -129,11 +128,11 @@ func (c *cluster) start(ctx context.Context, model []string) error {
 	var token [32]byte
 	_, _ = rand.Read(token[:]) // never fails
 	secret := secrets{apiKey: c.opt.apiKey, token: hex.EncodeToString(token[:])}
+	n := c.opt.prefill + c.opt.decode
 	threads := c.opt.threads
 	if threads == 0 {
-		threads = max(1, runtime.NumCPU()/(c.opt.prefill+c.opt.decode))
+		threads = max(1, cpuBudget()/n)
 	}
-	n := c.opt.prefill + c.opt.decode
 	c.engines = make([]*child, n)
 	errs := make([]error, n)
 	var wg sync.WaitGroup
