@@ -110,18 +110,24 @@ func errorEvent(first []byte) (status int, body []byte) {
 		return 0, nil
 	}
 	line, _, _ := bytes.Cut(data, []byte("\n"))
+	return errorStatus(line), bytes.Clone(line)
+}
+
+// errorStatus returns the status that an event's error says, or 0 where it has
+// none.
+func errorStatus(event []byte) int {
 	var e struct {
 		Error *struct {
 			Code int `json:"code"`
 		} `json:"error"`
 	}
-	if json.Unmarshal(line, &e) != nil || e.Error == nil {
-		return 0, nil
+	if json.Unmarshal(event, &e) != nil || e.Error == nil {
+		return 0
 	}
 	if e.Error.Code < 400 || e.Error.Code > 599 {
-		e.Error.Code = http.StatusInternalServerError
+		return http.StatusInternalServerError
 	}
-	return e.Error.Code, bytes.Clone(line)
+	return e.Error.Code
 }
 
 // timed reports a leg to the metrics and the log when it ends.

@@ -178,8 +178,8 @@ func (m *merge) add(p piece) bool {
 		m.out.abort(gateway(badAnswer, "a decode engine sent an event that is no JSON object"))
 		return false
 	}
-	if _, isError := body.Get("error"); isError {
-		m.out.abort(ended(&flow.Failure{Status: http.StatusBadGateway, Body: p.data}))
+	if status := errorStatus(p.data); status != 0 {
+		m.out.abort(ended(flow.Answered(status, p.data).Failure(1)))
 		return false
 	}
 	choices, _ := body.Get("choices")

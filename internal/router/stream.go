@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"tandem/internal/openai"
+	"tandem/internal/router/flow"
 )
 
 // A recorder remembers what a handler answered, for the log and the metrics.
@@ -102,6 +103,17 @@ func (o *output) write(p []byte) error {
 	return err
 }
 
+// pass is write for events as an engine sent them. Where one of them is an error,
+// what was begun with 200 did not end so.
+func (o *output) pass(events []byte) error {
+	if at := bytes.Index(events, []byte(`data: {"error"`)); at >= 0 {
+		if status, _ := errorEvent(events[at:]); status != 0 {
+			o.w.outcome, o.w.status = flow.EngineError, status
+		}
+	}
+	return o.write(events)
+}
+
 func (o *output) send(p []byte) error {
 	if err := o.control.SetWriteDeadline(time.Now().Add(o.limit)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return err
@@ -169,7 +181,7 @@ func (c *call) serveOne(w *recorder, q *http.Request) {
 	buf := make([]byte, 16<<10)
 	for {
 		if n := c.ripe(pending); n > 0 {
-			if out.write(pending[:n]) != nil {
+			if out.pass(pending[:n]) != nil {
 				return
 			}
 			pending = pending[:copy(pending, pending[n:])]
@@ -184,7 +196,7 @@ func (c *call) serveOne(w *recorder, q *http.Request) {
 		if errors.Is(err, io.EOF) && endMark(pending[n:]) {
 			n = len(pending)
 		}
-		if n > 0 && out.write(pending[:n]) != nil {
+		if n > 0 && out.pass(pending[:n]) != nil {
 			return
 		}
 		switch why := left(q.Context()); {

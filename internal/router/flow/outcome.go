@@ -82,6 +82,9 @@ func badHandoff(message string) *Failure {
 	return &Failure{Status: badGateway, Kind: "bad_hand_off", Message: message}
 }
 
+// EngineError is the kind of a failure that an engine told in its own words.
+const EngineError = "engine_error"
+
 // Failure turns the outcome of attempt number attempts into the answer that the
 // client gets.
 func (o Outcome) Failure(attempts int) *Failure {
@@ -89,7 +92,7 @@ func (o Outcome) Failure(attempts int) *Failure {
 		return badHandoff(o.Refusal)
 	}
 	if o.Status != 0 {
-		out := &Failure{Status: o.Status, Kind: "engine_error", Body: o.Body, Header: o.Header}
+		out := &Failure{Status: o.Status, Kind: EngineError, Body: o.Body, Header: o.Header}
 		if !json.Valid(o.Body) {
 			out.Body = nil
 			out.Message = fmt.Sprintf("the engine answered status %d without a JSON body", o.Status)
