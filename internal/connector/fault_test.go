@@ -436,24 +436,27 @@ func TestReleaseByHandoff(t *testing.T) {
 }
 
 func TestShutdownReportsAndGivesBack(t *testing.T) {
-	f := newFabric()
-	f.onTile = func(ctx context.Context, _, _ int) (bool, error) {
-		<-ctx.Done()
-		return false, ctx.Err()
-	}
-	p, d := f.engine(t, "p:1", 1, 1, 16), f.engine(t, "d:1", 1, 1, 16)
-	tokens := prompt(40, 1)
-	h, _ := p.grant(t, tokens, 15)
-	d.Load(LoadSpec{ID: "r", Handoff: h, Prompt: tokens, Local: d.blocksFor(40, 15), ToTile: 3})
-	for p.Status().Leases.Claimed == 0 {
-		<-time.After(time.Millisecond)
-	}
-	d.stop()
-	if r := d.report(t); !r.Canceled {
-		t.Fatalf("%+v", r)
-	}
-	p.freedBlocks(t)
-	if h := d.Grant(LeaseSpec{Blocks: []kv.BlockID{1}, Tokens: prompt(4, 1)}); h != nil {
-		t.Fatal("granted after the end")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFabric()
+		f.onTile = func(ctx context.Context, _, _ int) (bool, error) {
+			<-ctx.Done()
+			return false, ctx.Err()
+		}
+		p, d := f.engine(t, "p:1", 1, 1, 16), f.engine(t, "d:1", 1, 1, 16)
+		tokens := prompt(40, 1)
+		h, _ := p.grant(t, tokens, 15)
+		d.Load(LoadSpec{ID: "r", Handoff: h, Prompt: tokens, Local: d.blocksFor(40, 15), ToTile: 3})
+		synctest.Wait()
+		if p.Status().Leases.Claimed != 1 {
+			t.Fatalf("%+v", p.Status().Leases)
+		}
+		d.stop()
+		if r := d.report(t); !r.Canceled {
+			t.Fatalf("%+v", r)
+		}
+		p.freedBlocks(t)
+		if h := d.Grant(LeaseSpec{Blocks: []kv.BlockID{1}, Tokens: prompt(4, 1)}); h != nil {
+			t.Fatal("granted after the end")
+		}
+	})
 }
