@@ -3,6 +3,7 @@ package bystander
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -113,21 +114,25 @@ func TestCloseLeavesAStuckHandlerBehind(t *testing.T) {
 type broken struct{ slog.Handler }
 
 func (b broken) Handle(ctx context.Context, r slog.Record) error {
-	if r.Message == "bad" {
+	switch r.Message {
+	case "bad":
 		panic("handler")
+	case "full":
+		return errors.New("no space left on device")
 	}
 	return b.Handler.Handle(ctx, r)
 }
 
-func TestAPanicCostsItsLine(t *testing.T) {
+func TestWhatTheHandlerDoesNotTakeIsLost(t *testing.T) {
 	var out bytes.Buffer
 	h := NewLogs(broken{slog.NewTextHandler(&out, nil)})
 	log := slog.New(h)
 	log.Info("one")
 	log.Info("bad")
+	log.Info("full")
 	log.Info("two")
 	h.Close()
-	if h.Lost() != 1 || strings.Count(out.String(), "\n") != 2 || !strings.Contains(out.String(), "msg=two") {
+	if h.Lost() != 2 || strings.Count(out.String(), "\n") != 2 || !strings.Contains(out.String(), "msg=two dropped_lines=2") {
 		t.Errorf("lost %d: %s", h.Lost(), out.String())
 	}
 }

@@ -17,7 +17,7 @@ const closing = 2 * time.Second
 // Logs is a slog.Handler whose callers never wait: lines go through a bounded
 // queue to one goroutine, which hands them to another handler in order. Lines
 // that find no room are dropped; the next line that is written says how many. A
-// panic of the handler costs its line.
+// panic or an error of the handler costs its line.
 type Logs struct {
 	*sink
 	to slog.Handler
@@ -28,7 +28,7 @@ type sink struct {
 	lines   chan line
 	flush   chan chan struct{}
 	dropped atomic.Uint64
-	lost    atomic.Uint64 // all that were dropped, and those whose handler panicked
+	lost    atomic.Uint64 // all that were dropped, and those that the handler did not take
 	done    chan struct{}
 
 	mu     sync.RWMutex // of closing lines
@@ -96,15 +96,18 @@ func (s *sink) write() {
 }
 
 func (s *sink) handle(x line) {
-	if n := s.dropped.Swap(0); n > 0 {
+	n := s.dropped.Swap(0)
+	if n > 0 {
 		x.r.AddAttrs(slog.Uint64("dropped_lines", n))
 	}
+	written := false
 	defer func() {
-		if recover() != nil {
+		if _ = recover(); !written { // the next line tells, where there is one
 			s.lost.Add(1)
+			s.dropped.Add(n + 1)
 		}
 	}()
-	_ = x.to.Handle(context.Background(), x.r) // nobody could be told
+	written = x.to.Handle(context.Background(), x.r) == nil
 }
 
 // Flush returns when all lines that were handled before it are written, or after

@@ -87,7 +87,7 @@ func NewEngine(cfg EngineConfig) *Engine {
 	})
 	if lost := cfg.LostLines; lost != nil {
 		t.reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
-			Name: "tandem_log_lines_lost_total", ConstLabels: t.labels, Help: "Log lines that were not written, since whatever takes the log did not take them in time.",
+			Name: "tandem_log_lines_lost_total", ConstLabels: t.labels, Help: "Log lines that were not written, since whatever takes the log did not take them, or not in time.",
 		}, func() float64 { return float64(lost()) }))
 	}
 	t.engineMetrics(cfg)
