@@ -10,8 +10,10 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"tandem/internal/bystander"
@@ -25,6 +27,8 @@ func newLogger(w io.Writer, level string) (*slog.Logger, *bystander.Logs, error)
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		return nil, nil, fmt.Errorf("--log-level %q: want debug, info, warn or error", level)
 	}
+	// Where the reader of a pipe ends, lines are lost; a signal would end the process.
+	signal.Ignore(syscall.SIGPIPE)
 	logs := bystander.NewLogs(slog.NewTextHandler(w, &slog.HandlerOptions{Level: l}))
 	return slog.New(logs), logs, nil
 }
