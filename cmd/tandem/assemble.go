@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"tandem/internal/connector"
@@ -20,6 +21,7 @@ import (
 	"tandem/internal/kv"
 	"tandem/internal/server"
 	"tandem/internal/telemetry"
+	"tandem/internal/transfer"
 )
 
 // An assembly is the parts of one engine process.
@@ -34,7 +36,7 @@ type assembly struct {
 }
 
 // assemble wires the parts above the model.
-func assemble(o *serveOptions, m *loaded, transfer transferConfig, log *slog.Logger) (s *assembly, err error) {
+func assemble(o *serveOptions, m *loaded, connect transferConfig, log *slog.Logger) (s *assembly, err error) {
 	names := o.names
 	if len(names) == 0 {
 		names = []string{m.name}
@@ -52,8 +54,8 @@ func assemble(o *serveOptions, m *loaded, transfer transferConfig, log *slog.Log
 		}
 	}()
 	cfg := engine.Config{
-		Model: m, ID: kv.EngineID(transfer.EngineID), MaxBatchedTokens: o.maxBatched, MaxSeqs: o.maxSeqs, MaxModelLen: o.maxLen, StallLimit: o.stall,
-		Priority: o.policy == "priority", NoPrefixCache: o.noPrefix || !o.prefix, Policy: transfer.Policy, Seed: o.seed,
+		Model: m, ID: kv.EngineID(connect.EngineID), MaxBatchedTokens: o.maxBatched, MaxSeqs: o.maxSeqs, MaxModelLen: o.maxLen, StallLimit: o.stall,
+		Priority: o.policy == "priority", NoPrefixCache: o.noPrefix || !o.prefix, Policy: connect.Policy, Seed: o.seed,
 		Metrics: metrics.Engine, Log: log,
 	}
 	sc := server.Config{
@@ -68,7 +70,7 @@ func assemble(o *serveOptions, m *loaded, transfer transferConfig, log *slog.Log
 		s.chaos = fault.New(fault.Config{Log: log, Kill: func() { o.logs.Flush(); killSelf() }})
 	}
 	if !o.noConnector {
-		if s.connector, err = s.openConnector(transfer, info, arenas, metrics.Connector); err != nil {
+		if s.connector, err = s.openConnector(connect, info, arenas, metrics.Connector); err != nil {
 			return s, err
 		}
 		cfg.Connector, sc.Connector = s.connector, s.connector
@@ -114,7 +116,7 @@ func (s *assembly) openConnector(t transferConfig, info engine.ModelInfo, arenas
 	if s.chaos != nil {
 		decorate = func(n connector.Network) connector.Network { return fault.Network(n, s.chaos, arenas) }
 	}
-	return connector.New(connector.Config{
+	c, err := connector.New(connector.Config{
 		Decorate: decorate,
 		EngineID: kv.EngineID(t.EngineID), Role: t.Role, Arenas: arenas, Fingerprint: factors, Token: s.o.token,
 		Listen: s.o.peerListen, Advertise: s.o.advertise, UnixDir: dir, Copiers: t.Extra.Threads, Paths: t.Extra.Paths,
@@ -122,6 +124,13 @@ func (s *assembly) openConnector(t transferConfig, info engine.ModelInfo, arenas
 		LoadTimeout: seconds(t.Extra.LoadSeconds), NoProgress: seconds(t.Extra.StallSeconds), PeerIdle: seconds(t.Extra.EngineTTLSeconds),
 		Log: s.log, Metrics: m,
 	})
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		err = fmt.Errorf("%w; choose another --peer-listen, port 0 for a free one", err)
+	case errors.Is(err, transfer.ErrSocketDir):
+		err = fmt.Errorf("%w; choose another with --peer-socket-dir", err)
+	}
+	return c, err
 }
 
 // readToken reads the cluster token: hexadecimal digits, or any text.

@@ -273,6 +273,10 @@ func chaosRecord(o *chaosOptions) *cobra.Command {
 			if len(of) > 1 {
 				return fmt.Errorf("chaos record: %s have one each; choose with --on", strings.Join(of, " and "))
 			}
+			if len(of) == 0 {
+				_, err = fmt.Fprintln(cmd.ErrOrStderr(), "chaos record: no fault has fired since the last plan was set")
+				return err
+			}
 			_, err = cmd.OutOrStdout().Write(found)
 			return err
 		},

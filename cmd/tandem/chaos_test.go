@@ -36,7 +36,7 @@ func TestChaosWantsTheKey(t *testing.T) {
 		says       string
 	}{
 		{fault.AdminPath, "", 401, `"type":"AuthenticationError"`},
-		{fault.AdminPath + "/record", "Bearer other", 401, "the API key is missing or wrong"},
+		{fault.AdminPath + "/record", "Bearer other", 401, "the API key is missing or wrong: it is wanted as Authorization: Bearer KEY"},
 		{fault.AdminPath, "Basic a-key", 401, "API key"},
 		{fault.AdminPath, "bearer a-key", 200, `"mode":"off"`},
 		{fault.AdminPath + "/nothing", "Bearer a-key", 404, `"type":"NotFoundError"`},
@@ -148,6 +148,19 @@ func TestChaosReachesWhoIsNamed(t *testing.T) {
 			}
 			a.Off()
 		}
+	}
+}
+
+// A record of nothing is empty, and says so beside it.
+func TestChaosRecordOfNothing(t *testing.T) {
+	r, _, _ := stage(t)
+	var out, notes bytes.Buffer
+	root := rootCommand()
+	root.SetOut(&out)
+	root.SetErr(&notes)
+	root.SetArgs([]string{"chaos", "record", "--url", r.URL})
+	if err := root.ExecuteContext(t.Context()); err != nil || out.Len() != 0 || !strings.Contains(notes.String(), "no fault has fired") {
+		t.Errorf("%q %q %v", &out, &notes, err)
 	}
 }
 

@@ -51,6 +51,9 @@ func rootCommand() *cobra.Command {
 		SilenceErrors: true,
 		Version:       version,
 	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())
+	})
 	root.AddCommand(upCommand(), serveCommand(), routeCommand(), statusCommand(), chaosCommand(), modelCommand(), versionCommand())
 	return root
 }

@@ -184,12 +184,18 @@ func (o *serveOptions) check(args []string) error {
 	if o.noConnector {
 		return nil
 	}
-	if host, _, err := net.SplitHostPort(o.peerListen); err == nil && o.advertise == "" {
+	host, _, err := net.SplitHostPort(o.peerListen)
+	if err != nil {
+		return fmt.Errorf("--peer-listen %s: want HOST:PORT, such as 0.0.0.0:5600", o.peerListen)
+	}
+	if o.advertise == "" {
 		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 			return fmt.Errorf("--peer-listen %s names every address of this host: say with --peer-advertise which one others dial", o.peerListen)
 		}
 	}
-	var err error
+	if _, _, err := net.SplitHostPort(o.advertise); o.advertise != "" && err != nil {
+		return fmt.Errorf("--peer-advertise %s: want HOST:PORT, as other engines dial it", o.advertise)
+	}
 	o.token, err = readToken(o.tokenFile)
 	return err
 }

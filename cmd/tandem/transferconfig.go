@@ -72,7 +72,7 @@ func parseTransfer(text string, dotted map[string]string) (transferConfig, error
 		dec := json.NewDecoder(strings.NewReader(text))
 		dec.UseNumber()
 		if err := dec.Decode(&tree); err != nil {
-			return c, fmt.Errorf("--kv-transfer-config: %w: want a JSON object such as {\"kv_connector\":\"TandemConnector\",\"kv_role\":\"kv_producer\"}", err)
+			return c, fmt.Errorf("--kv-transfer-config: %w: want a JSON object such as {\"kv_connector\":\"TandemConnector\",\"kv_role\":\"kv_producer\"}, or @FILE with one", err)
 		}
 	}
 	for name, value := range dotted {
@@ -87,12 +87,33 @@ func parseTransfer(text string, dotted map[string]string) (transferConfig, error
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&c); err != nil {
+		if te, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+			return c, fmt.Errorf("--kv-transfer-config: %s: want %s, got a JSON %s", te.Field, wanted(te.Type), te.Value)
+		}
 		if strings.HasPrefix(err.Error(), "json: unknown field") { // has no type
 			err = fmt.Errorf("%w; there are %s; and in kv_connector_extra_config %s", err, fieldsOf[transferConfig](), fieldsOf[transferExtra]())
 		}
 		return c, fmt.Errorf("--kv-transfer-config: %w", err)
 	}
 	return c, c.check()
+}
+
+// wanted says in words what a key of that type takes.
+func wanted(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Float64:
+		return "a number of seconds"
+	case reflect.Int:
+		return "a whole number"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Slice:
+		return "a list of texts"
+	case reflect.Struct:
+		return "an object"
+	default:
+		return "a text"
+	}
 }
 
 // fieldsOf lists the JSON names of a struct.

@@ -32,6 +32,14 @@ func TestParseTransfer(t *testing.T) {
 		{"a path", "", map[string]string{"kv_connector": "TandemConnector", "kv_role": "kv_both", "kv_connector_extra_config.transfer_paths": `["tcp"]`}, ""},
 		{"unknown path", "", map[string]string{"kv_connector": "TandemConnector", "kv_role": "kv_both", "kv_connector_extra_config.transfer_paths": `["memfd","rdma"]`}, "rdma"},
 		{"no JSON", `kv_role`, nil, "JSON"},
+		{"a file without @", file, nil, "or @FILE with one"},
+		{"seconds with a unit", `{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_connector_extra_config":{"load_timeout":"30s"}}`, nil,
+			"kv_connector_extra_config.load_timeout: want a number of seconds, got a JSON string"},
+		{"a text as list", `{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_connector_extra_config":{"transfer_paths":"tcp"}}`, nil, "transfer_paths: want a list of texts"},
+		{"a fraction", `{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_connector_extra_config":{"num_threads":1.5}}`, nil, "num_threads: want a whole number"},
+		{"a text as switch", `{"kv_connector":"NixlConnector","kv_role":"kv_both","enable_permute_local_kv":"no"}`, nil, "enable_permute_local_kv: want true or false"},
+		{"a text as object", `{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_connector_extra_config":"x"}`, nil, "kv_connector_extra_config: want an object"},
+		{"a number as text", `{"kv_connector":"NixlConnector","kv_role":7}`, nil, "kv_role: want a text"},
 		{"through a value", `{"kv_connector":"x"}`, map[string]string{"kv_connector.a": "1"}, "not an object"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

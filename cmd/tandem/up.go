@@ -47,6 +47,9 @@ func upCommand() *cobra.Command {
 			return up(cmd.Context(), o, args, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return fmt.Errorf("%w; see %s --help (flags of tandem serve go through --engine-arg, with an equals sign)", err, cmd.CommandPath())
+	})
 	f := cmd.Flags()
 	f.IntVar(&o.prefill, "prefill", 1, "number of prefill engines, at least 1")
 	f.IntVar(&o.decode, "decode", 1, "number of decode engines, at least 1")

@@ -163,6 +163,8 @@ func (f *fields) number(name string, lo, hi float64) *float64 {
 	switch {
 	case !isNumber(v):
 		f.fail(name, "must be a number")
+	case err == nil && x < lo && hi == math.MaxFloat64:
+		f.fail(name, "must be a number of at least %v", lo)
 	case err != nil || x < lo || x > hi:
 		f.fail(name, "must be a number in [%v, %v]", lo, hi)
 	default:

@@ -33,6 +33,8 @@ func TestMessagesAreCompleteWithoutTheirField(t *testing.T) {
 	}
 	for body, want := range map[string]string{
 		"[]": "the body is not a JSON object", "": "the body is empty: a JSON object is needed", `{}`: "messages: is missing",
+		`{"messages":[{"role":"user","content":"a"}],"temperature":-1}`:                                   "temperature: must be a number of at least 0",
+		`{"messages":[{"role":"user","content":"a"}],"top_p":2}`:                                          "top_p: must be a number in [0, 1]",
 		`{"messages":[{"role":"user","content":"a"}],"stream":true,"stream_options":{"include_usage":1}}`: "stream_options.include_usage: must be true or false",
 	} {
 		if _, err := ParseChat([]byte(body)); err == nil || err.Text() != want {

@@ -33,5 +33,5 @@ func (k Key) Check(h http.Header, q *http.Request) *Error {
 		return nil
 	}
 	h.Set("WWW-Authenticate", "Bearer")
-	return NewError(http.StatusUnauthorized, "", "the API key is missing or wrong")
+	return NewError(http.StatusUnauthorized, "", "the API key is missing or wrong: it is wanted as Authorization: Bearer KEY")
 }

@@ -10,6 +10,9 @@ var (
 	// ErrPeerGone says that the connection to the peer ended. Dial again.
 	ErrPeerGone = errors.New("transfer: peer is gone")
 
+	// ErrSocketDir says what a directory that was refused for sockets is not.
+	ErrSocketDir = errors.New("want a directory of mode 0700 that belongs to this user")
+
 	// ErrReleased says that the region's memory is released: its owner sleeps.
 	ErrReleased = errors.New("transfer: region is released")
 

@@ -211,7 +211,7 @@ func (h *Host) listenUnix(dir string) error {
 	}
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !fi.IsDir() || fi.Mode().Perm()&0o077 != 0 || !ok || int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("transfer: socket directory %s is not a directory of mode 0700 that belongs to this user", dir)
+		return fmt.Errorf("transfer: opening the socket directory %s: %w", dir, ErrSocketDir)
 	}
 	stale, _ := filepath.Glob(filepath.Join(dir, "peer-*.sock"))
 	for _, path := range stale {
