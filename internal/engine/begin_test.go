@@ -451,10 +451,10 @@ func TestTimesOfARequest(t *testing.T) {
 	x := newTurns(t, sim.Config{}, Config{MaxBatchedTokens: 50, MaxSeqs: 1})
 	a := greedy(prompt(100, 1), 3)
 	a.ClientID = "a"
-	x.submit(a)                              // 0 s, first token at 2 s, end at 4 s
-	x.submit(greedy(prompt(10, 2), 2))       // starts at 4 s, ends at 6 s
-	c := x.submit(greedy(prompt(10, 3), 0))  // leaves at 3 s, queued
-	d := x.submit(greedy(prompt(200, 4), 9)) // starts at 6 s, leaves at 8 s
+	x.submit(a)                                  // 0 s, first token at 2 s, end at 4 s
+	x.submit(greedy(prompt(10, 2), 2))           // starts at 4 s, ends at 6 s
+	c := x.submit(greedy(prompt(10, 3), 0))      // leaves at 3 s, queued
+	d := x.submit(greedy(prompt(200, 4), 1<<30)) // starts at 6 s, leaves at 8 s
 	for range 3 {
 		x.turn()
 	}
@@ -471,7 +471,7 @@ func TestTimesOfARequest(t *testing.T) {
 		{ID: "3", Finish: FinishAbort, Err: ErrAborted, N: 1, Max: 4086, Usage: Usage{Prompt: 10}, Total: 3 * s},
 		{ID: "1", ClientID: "a", Finish: FinishLength, N: 1, Max: 3, Usage: Usage{Prompt: 100, Completion: 3, Computed: 100}, Total: 4 * s, Prefill: 2 * s, Decode: 2 * s},
 		{ID: "2", Finish: FinishLength, N: 1, Max: 2, Usage: Usage{Prompt: 10, Completion: 2, Computed: 10}, Total: 6 * s, Queue: 4 * s, Prefill: s, Decode: s},
-		{ID: "4", Finish: FinishAbort, Err: ErrAborted, N: 1, Max: 9, Usage: Usage{Prompt: 200}, Total: 8 * s, Queue: 6 * s},
+		{ID: "4", Finish: FinishAbort, Err: ErrAborted, N: 1, Max: 3896, Usage: Usage{Prompt: 200}, Total: 8 * s, Queue: 6 * s},
 	}
 	for i := range x.stats {
 		x.stats[i].ID = kv.RequestID(strings.TrimPrefix(string(x.stats[i].ID), x.name+"-"))

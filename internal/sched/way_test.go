@@ -217,3 +217,26 @@ func TestTheLowestRankedGivesWay(t *testing.T) {
 		w.finish(200)
 	}
 }
+
+// As many run as there are tokens in a step, also when one of them sat out
+// meanwhile: whoever can go on gets its token.
+func TestWhoeverRunsGetsAToken(t *testing.T) {
+	cfg := pool(4)
+	cfg.MaxBatchedTokens = 1
+	w := newWorld(t, cfg)
+	w.loadSteps = func() int { return 1000 }
+	w.must(Request{ID: "L", Prompt: prompt(1, 10), MaxTokens: 2, External: 10, Arrival: 1})
+	w.must(Request{ID: "P", Prompt: prompt(2, 30), MaxTokens: 2, External: 30, Arrival: 2})
+	r := w.must(Request{ID: "R", Prompt: prompt(3, 16), MaxTokens: 9, Arrival: 3})
+	w.tick()
+	w.abort("L")
+	for len(r.out) == 0 && w.step < 60 {
+		if w.tick(); w.loads["P"] != nil {
+			w.land("P")
+		}
+	}
+	w.tick() // R waits for the block of L
+	w.land("L")
+	w.loadSteps = func() int { return 1 }
+	w.finish(60)
+}

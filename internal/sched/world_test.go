@@ -201,6 +201,13 @@ func (w *world) check() {
 	if err := w.s.Check(w.leased); err != nil {
 		w.t.Fatalf("step %d: %v", w.step, err)
 	}
+	leased := 0
+	for _, n := range w.leased {
+		leased += n
+	}
+	if st := w.s.Stats(); st.Leased != leased {
+		w.t.Fatalf("step %d: %d blocks are leased: %+v", w.step, leased, st)
+	}
 	// What nobody holds and no prefix names may hold anything.
 	for b := range w.s.pool.Blocks() {
 		if id := kv.BlockID(b); w.s.pool.Refs(id) == 0 && !w.s.pool.Holds(id) {

@@ -2,6 +2,7 @@ package main
 
 const (
 	engineFile  = "internal/engine/outcome.go"
+	coreFile    = "internal/engine/core.go"
 	carryFile   = "internal/engine/carry.go"
 	runFile     = "internal/connector/loadrun.go"
 	leasesFile  = "internal/connector/leaseloop.go"

@@ -32,6 +32,7 @@ var targets = []target{
 	{File: "internal/sched/sched.go"},
 	{File: "internal/sched/admit.go"},
 	{File: engineFile, Also: []string{"internal/server"}},
+	{File: coreFile, Also: []string{"internal/server"}},
 	{File: carryFile, Also: []string{"internal/server"}},
 	{File: runFile},
 	{File: leasesFile},
