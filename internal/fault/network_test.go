@@ -173,6 +173,6 @@ func TestCellsOfALoad(t *testing.T) {
 		}
 	}
 	if len(untested) > 0 {
-		t.Errorf("no test of %v", untested)
+		t.Errorf("cellTests has no row for %v", untested)
 	}
 }

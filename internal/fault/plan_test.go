@@ -185,11 +185,11 @@ func TestPackageCommentHasEveryCell(t *testing.T) {
 		got = append(got, Cell{Point(f[0]), Action(f[1])})
 	}
 	if d := cmp.Diff(Cells(), got); d != "" {
-		t.Error(d)
+		t.Errorf("the table in doc.go is not that of point.go (-point.go +doc.go):\n%s", d)
 	}
 	for _, p := range Points() {
 		if !strings.Contains(string(raw), string(p)) || len(Actions(p)) == 0 {
-			t.Errorf("point %s", p)
+			t.Errorf("doc.go says nothing of point %s, or it has no action", p)
 		}
 	}
 }

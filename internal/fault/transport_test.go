@@ -113,7 +113,7 @@ func TestCellsOfALeg(t *testing.T) {
 	}
 	for _, a := range Actions(HTTP) {
 		if !seen[a] {
-			t.Errorf("no test of %s", a)
+			t.Errorf("the table above has no row for %s", a)
 		}
 	}
 }

@@ -146,46 +146,46 @@ func TestFailurePageIsTheCode(t *testing.T) {
 	for _, c := range fault.Cells() {
 		name := string(c.Point) + " " + string(c.Action)
 		if p.cells[name] == 0 {
-			t.Errorf("the fault %s is missing", name)
+			t.Errorf("docs/failure-model.md: no table of faults has a row for `%s`", name)
 		}
 		delete(p.cells, name)
 	}
 	for name := range p.cells {
-		t.Errorf("there is no fault %s", name)
+		t.Errorf("docs/failure-model.md: there is no fault `%s`", name)
 	}
 	var classes []string
 	for _, c := range connector.LoadClasses() {
 		classes = append(classes, string(c))
 	}
 	if !slices.Equal(p.classes, classes) {
-		t.Errorf("the table of classes has %q, the code %q", p.classes, classes)
+		t.Errorf("docs/failure-model.md: the table of classes has %q, the code %q", p.classes, classes)
 	}
 	for _, c := range p.named {
 		if !slices.Contains(classes, c) {
-			t.Errorf("there is no class %s", c)
+			t.Errorf("docs/failure-model.md: there is no class %s", c)
 		}
 	}
 	metrics := metricsInCode(t)
 	for _, m := range p.metrics {
 		if !slices.Contains(metrics, m) {
-			t.Errorf("there is no metric %s", m)
+			t.Errorf("docs/failure-model.md: there is no metric %s", m)
 		}
 	}
 	for _, m := range metrics {
 		if ofFailures.MatchString(m) && !slices.Contains(p.metrics, m) {
-			t.Errorf("the metric %s is missing", m)
+			t.Errorf("docs/failure-model.md: %s is a metric of failures, and no row names it", m)
 		}
 	}
 	tests, _ := testFuncs(t)
 	for _, name := range p.tests {
 		if !tests[name] {
-			t.Errorf("there is no test %s", name)
+			t.Errorf("docs/failure-model.md: there is no test %s", name)
 		}
 	}
 	logged := productCode(t)
 	for _, l := range p.lines {
 		if !strings.Contains(logged, `"`+l) {
-			t.Errorf("nothing logs %q", l)
+			t.Errorf("docs/failure-model.md: nothing logs %q", l)
 		}
 	}
 	if len(p.tests) < 50 || len(metrics) < 30 || len(p.lines) < 10 {

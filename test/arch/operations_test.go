@@ -57,22 +57,22 @@ func TestOperationsPageNamesWhatThereIs(t *testing.T) {
 	flags, keys, metrics, lines := namedIn(read("operations.md"))
 	for _, f := range flags {
 		if !strings.Contains(config, "| `"+f+"` |") {
-			t.Errorf("no command has the flag %s", f)
+			t.Errorf("docs/operations.md: no command has the flag %s", f)
 		}
 	}
 	for _, k := range keys {
 		if !strings.Contains(config+metricPage, "`"+k+"`") && !strings.Contains(code, `"`+k+`"`) {
-			t.Errorf("nothing is called %s", k)
+			t.Errorf("docs/operations.md: nothing is called %s", k)
 		}
 	}
 	for _, m := range metrics {
 		if !strings.Contains(metricPage, "| `"+m+"` |") {
-			t.Errorf("there is no metric %s", m)
+			t.Errorf("docs/operations.md: there is no metric %s", m)
 		}
 	}
 	for _, l := range lines {
 		if !strings.Contains(code, `"`+strings.TrimSuffix(l, "=")) {
-			t.Errorf("nothing logs %q", l)
+			t.Errorf("docs/operations.md: nothing logs %q", l)
 		}
 	}
 	if len(flags) < 15 || len(keys) < 5 || len(lines) < 10 {
