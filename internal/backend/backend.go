@@ -185,6 +185,8 @@ func (b *Backend) probe(ctx context.Context) (v *View, late bool) {
 	for _, path := range []string{"/health/ready", "/health"} {
 		status, body, err := b.get(ctx, path)
 		switch {
+		case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
+			return &View{State: Down, Reason: fmt.Sprintf("no answer to %s within %v", path, b.limits.Probe)}, true
 		case err != nil:
 			return &View{State: Down, Reason: plain(err)}, ctx.Err() != nil
 		case status == http.StatusNotFound || status == http.StatusMethodNotAllowed:

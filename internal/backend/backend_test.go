@@ -58,11 +58,19 @@ func TestOneLateProbeIsNotBelieved(t *testing.T) {
 				return w.Result(), nil
 			})
 			var got []State
+			reasons := map[string]bool{
+				"no answer to /health/ready within " + limits.Probe.String(): true, "connection refused": true, "": true,
+			}
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				b.Run(ctx, func(_, to *View) { got = append(got, to.State) })
+				b.Run(ctx, func(_, to *View) {
+					got = append(got, to.State)
+					if !reasons[to.Reason] || (to.Reason == "") != (to.State == Ready) {
+						t.Errorf("%s: %v for %q", name, to.State, to.Reason)
+					}
+				})
 			}()
 			<-over
 			cancel()
