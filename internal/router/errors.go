@@ -56,6 +56,11 @@ func as(e *openai.Error) *failure {
 	return &failure{Failure: flow.Failure{Status: e.Status, Kind: e.Type, Message: e.Message}, param: e.Param}
 }
 
+// hungUp is what a client is told that has closed its half of the connection.
+func hungUp() *failure {
+	return as(openai.NewError(statusClientGone, "", "the client has gone"))
+}
+
 // shutdown is what requests are told that the router cannot wait for.
 func shutdown() *failure {
 	f := as(openai.NewError(http.StatusServiceUnavailable, "", "%s", openai.ErrStopping))

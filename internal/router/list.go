@@ -75,11 +75,14 @@ func (c *call) serveList(w *recorder, q *http.Request) {
 	switch why := left(q.Context()); {
 	case why == "":
 		m.finish()
-	case m.out == nil || why != stopped:
+	case m.out == nil:
 		w.leave(q.Context())
-	default:
+	case why == stopped:
 		m.out.abort(shutdown())
-		w.outcome = stopped
+		w.outcome = why
+	default:
+		m.out.abort(hungUp())
+		w.outcome = why
 	}
 }
 

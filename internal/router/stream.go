@@ -28,8 +28,8 @@ const (
 	stopped    = "shutdown"
 )
 
-// statusClientGone is what metrics and logs say of a client that left before it
-// had a status.
+// statusClientGone is what metrics, logs and its answer say of a client that left:
+// one that closed only its own half of the connection may read on.
 const statusClientGone = 499
 
 // left returns why a call ends before its answer: its client left, or the router
@@ -51,10 +51,8 @@ func (r *recorder) leave(ctx context.Context) {
 		r.outcome = stopped
 		return
 	}
+	hungUp().write(r)
 	r.outcome = clientGone
-	if r.status == 0 {
-		r.status = statusClientGone
-	}
 }
 
 // WriteHeader implements http.ResponseWriter.
@@ -205,7 +203,8 @@ func (c *call) serveOne(w *recorder, q *http.Request) {
 		case why == stopped && c.stream:
 			out.abort(shutdown())
 			w.outcome = stopped
-		case why == clientGone:
+		case why == clientGone && c.stream:
+			out.abort(hungUp())
 			w.outcome = clientGone
 		case c.stream:
 			leg.flow.Decode().Suspect()

@@ -2,10 +2,13 @@ package server
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/url"
 	"runtime"
@@ -291,6 +294,49 @@ func TestAClientThatLeavesEndsItsRequest(t *testing.T) {
 	if st := r.engine.Status().Stats; st.Free != st.Blocks {
 		t.Errorf("%d of %d blocks are free", st.Free, st.Blocks)
 	}
+}
+
+// One that closes its own half of the connection counts as gone. It may read on,
+// and never meets what looks like an answer.
+func TestAClientThatHangsUpHalfIsToldSo(t *testing.T) {
+	r := start(t, sim.Config{EOSEvery: -1, MaxLen: 1 << 16, Blocks: 5000, PerStep: time.Millisecond}, engine.Config{MaxOutputs: 1 << 20}, Config{})
+	for name, c := range map[string]struct {
+		stream string
+		lacks  int // bytes of the body
+	}{"plain": {"false", 0}, "stream": {"true", 0}, "half a body": {"false", 1}} {
+		body := object("prompt", `"x"`, "max_tokens", "60000", "stream", c.stream)
+		conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body)+c.lacks, body)
+		in := bufio.NewReader(conn)
+		if c.stream == "true" { // begun
+			if _, err := in.Peek(1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Error(name, err)
+		}
+		said := resp.StatusCode/100 == 4 && bytes.HasPrefix(text, []byte(`{"error":`))
+		if c.stream == "true" {
+			said = bytes.Contains(text, []byte("data: {\"error\":")) && bytes.HasSuffix(text, []byte("data: [DONE]\n\n"))
+		}
+		if !said {
+			t.Errorf("%s: %d ...%s", name, resp.StatusCode, text[max(0, len(text)-300):])
+		}
+	}
+	r.idle()
 }
 
 // H106

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"time"
@@ -41,6 +42,9 @@ func (c *call) end(begun time.Time, err error) {
 	switch {
 	case left:
 		outcome, status = "client_gone", StatusClientGone
+		if gone == nil { // it may have closed its half of the connection and read on
+			_ = c.fail(context.Canceled)
+		}
 	case err != nil:
 		e := c.fail(err)
 		outcome, status = e.Type, e.Status
