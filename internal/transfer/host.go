@@ -213,16 +213,7 @@ func (h *Host) listenUnix(dir string) error {
 	if !fi.IsDir() || fi.Mode().Perm()&0o077 != 0 || !ok || int(st.Uid) != os.Geteuid() {
 		return fmt.Errorf("transfer: opening the socket directory %s: %w", dir, ErrSocketDir)
 	}
-	stale, _ := filepath.Glob(filepath.Join(dir, "peer-*.sock"))
-	for _, path := range stale {
-		if lock := tryLock(path + ".lock"); lock != nil {
-			if refuses(path) {
-				_ = os.Remove(path)
-			}
-			_ = os.Remove(path + ".lock")
-			_ = lock.Close()
-		}
-	}
+	sweep(dir)
 	path := filepath.Join(dir, fmt.Sprintf("peer-%x.sock", h.me.Incarnation[:8]))
 	if len(path) > maxUnixPath {
 		return fmt.Errorf("transfer: path of the unix socket %s has %d bytes, at most %d", path, len(path), maxUnixPath)
@@ -237,6 +228,34 @@ func (h *Host) listenUnix(dir string) error {
 	h.unix, h.unixPath = l, path
 	return nil
 }
+
+// sweep removes what killed hosts left in dir.
+func sweep(dir string) {
+	socks, _ := filepath.Glob(filepath.Join(dir, "peer-*.sock"))
+	for _, path := range socks {
+		if lock := tryLock(path + ".lock"); lock != nil {
+			if refuses(path) {
+				_ = os.Remove(path)
+			}
+			_ = os.Remove(path + ".lock")
+			_ = lock.Close()
+		}
+	}
+	// A host that was killed before it had its socket, or after, left its lock alone.
+	locks, _ := filepath.Glob(filepath.Join(dir, "peer-*.sock.lock"))
+	for _, path := range locks {
+		if fi, err := os.Lstat(path); err != nil || time.Since(fi.ModTime()) < starting {
+			continue
+		}
+		if lock := tryLock(path); lock != nil {
+			_ = os.Remove(path)
+			_ = lock.Close()
+		}
+	}
+}
+
+// starting is how long a host that opened its lock may take to hold it.
+const starting = time.Minute
 
 // refuses reports whether nobody listens at a socket. What cleans temporary
 // folders takes old files, the lock of a host that runs among them, but leaves its
@@ -311,7 +330,8 @@ func (h *Host) Run(ctx context.Context) error {
 	h.cfg.Directory.remove(h)
 	err := h.tcp.Close()
 	if h.unix != nil {
-		err = errors.Join(err, h.unix.Close(), os.RemoveAll(h.unixPath+".lock"), h.lock.Close())
+		_ = os.Remove(h.unixPath + ".lock") // the folder may be gone
+		err = errors.Join(err, h.unix.Close(), h.lock.Close())
 	}
 	h.mu.Lock()
 	for c := range h.pending {

@@ -257,6 +257,50 @@ func TestSocketDirectoryMustBePrivate(t *testing.T) {
 	}
 }
 
+// A host that is killed as it starts or ends leaves a lock without a socket.
+func TestLocksOfKilledHostsAreRemoved(t *testing.T) {
+	dir := socketDir(t)
+	old, young := filepath.Join(dir, "peer-00.sock.lock"), filepath.Join(dir, "peer-01.sock.lock")
+	for _, path := range []string{old, young} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := startHost(t, HostConfig{UnixDir: dir}, nil)
+	if err := os.Remove(a.unixPath); err != nil { // a lock that is held is not of a killed host
+		t.Fatal(err)
+	}
+	long := time.Now().Add(-time.Hour)
+	for _, path := range []string{old, a.unixPath + ".lock"} {
+		if err := os.Chtimes(path, long, long); err != nil {
+			t.Fatal(err)
+		}
+	}
+	startHost(t, HostConfig{UnixDir: dir}, nil)
+	for path, want := range map[string]bool{old: false, young: true, a.unixPath + ".lock": true} {
+		if _, err := os.Stat(path); (err == nil) != want {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+// A folder that is no folder any more costs a host nothing at its end.
+func TestSocketDirectoryMayVanish(t *testing.T) {
+	dir := filepath.Join(socketDir(t), "in")
+	h, err := NewHost(HostConfig{UnixDir: dir, Token: testToken()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := h.Run(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestGarbageConnectionsHurtNobody(t *testing.T) {
 	owner := startHost(t, HostConfig{Limits: Limits{Pending: 32, Handshake: time.Hour}}, func(h *Host) { h.Handle(kindEcho, echo) })
 	reader := startHost(t, HostConfig{}, nil)
