@@ -42,8 +42,11 @@ type announcement struct {
 func listen(ctx context.Context, host string, port int) (net.Listener, error) {
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE), errors.Is(err, syscall.EACCES):
 		return nil, fmt.Errorf("listening for HTTP: %w; choose another --port, 0 for a free one", err)
+	case err != nil:
+		return nil, fmt.Errorf("listening for HTTP: %w; want an address of this host as --host, and a --port up to 65535", err)
 	}
 	return ln, nil
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -165,6 +166,8 @@ func (o *serveOptions) check(args []string) error {
 		return fmt.Errorf("--block-size %d: want 16, 32 or 64", o.blockSize)
 	case o.tp != 1 && o.tp != 2 && o.tp != 4:
 		return fmt.Errorf("--tensor-parallel-size %d: want 1, 2 or 4", o.tp)
+	case slices.Contains(o.names, ""):
+		return errors.New("--served-model-name: want a name")
 	case o.sim && len(args) > 0:
 		return fmt.Errorf("serve: --sim runs without a model, but %s is given", args[0])
 	case o.noConnector && o.ownPolicy:
