@@ -183,7 +183,7 @@ func (b *Backend) probe(ctx context.Context) (v *View, late bool) {
 	ctx, cancel := context.WithTimeout(ctx, b.limits.Probe)
 	defer cancel()
 	for _, path := range []string{"/health/ready", "/health"} {
-		status, body, err := b.get(ctx, path)
+		status, body, err := b.get(ctx, path, nil, maxProbe)
 		switch {
 		case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
 			return &View{State: Down, Reason: fmt.Sprintf("no answer to %s within %v", path, b.limits.Probe)}, true
@@ -199,23 +199,21 @@ func (b *Backend) probe(ctx context.Context) (v *View, late bool) {
 	return &View{State: NotReady, Reason: "has neither /health/ready nor /health"}, false
 }
 
-func (b *Backend) get(ctx context.Context, path string) (status int, body []byte, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.base+path, nil)
+// Fetch answers a GET on path with what the engine says, at most limit bytes.
+// Header may be nil. An error is a *TransportError, or ctx's.
+func (b *Backend) Fetch(ctx context.Context, path string, header http.Header, limit int64) (status int, body []byte, err error) {
+	status, body, err = b.get(ctx, path, header, limit)
 	if err != nil {
-		return 0, nil, err
+		err = b.failed(ctx, err)
 	}
-	resp, err := b.client.Do(req)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer drop(resp.Body)
-	body, err = io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-	return resp.StatusCode, body, err
+	return status, body, err
 }
 
-// Fetch answers a GET on path with what the engine says, at most limit bytes.
-// Header may be nil.
-func (b *Backend) Fetch(ctx context.Context, path string, header http.Header, limit int64) (status int, body []byte, err error) {
+// maxProbe bounds what is read of the answer to a probe, in bytes.
+const maxProbe = 1 << 20
+
+// get is Fetch with the client's own error, which asks for no probe.
+func (b *Backend) get(ctx context.Context, path string, header http.Header, limit int64) (status int, body []byte, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.base+path, nil)
 	if err != nil {
 		return 0, nil, err
@@ -223,7 +221,7 @@ func (b *Backend) Fetch(ctx context.Context, path string, header http.Header, li
 	maps.Copy(req.Header, header)
 	resp, err := b.client.Do(req)
 	if err != nil {
-		return 0, nil, b.failed(ctx, err)
+		return 0, nil, err
 	}
 	defer drop(resp.Body)
 	body, err = io.ReadAll(io.LimitReader(resp.Body, limit))

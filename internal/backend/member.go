@@ -95,7 +95,7 @@ func (b *Backend) ask(ctx context.Context, v, old *View) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.limits.Probe)
 	defer cancel()
-	status, body, err := b.get(ctx, "/server_info")
+	status, body, err := b.get(ctx, "/server_info", nil, maxProbe)
 	switch {
 	case err == nil && status == http.StatusOK && json.Valid(body):
 		v.Info, v.Member = body, readMember(body)

@@ -4,20 +4,20 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
 
 // A Pool is the backends of one role.
 type Pool struct {
-	role Role
 	all  []*Backend
 	next atomic.Uint64
 }
 
 // NewPool returns a pool of the engines at urls. Decorate is as for New.
 func NewPool(role Role, urls []string, limits Limits, decorate func(http.RoundTripper) http.RoundTripper) (*Pool, error) {
-	p := &Pool{role: role}
+	p := &Pool{}
 	seen := map[string]bool{}
 	for _, u := range urls {
 		b, err := New(u, role, limits, decorate)
@@ -51,22 +51,11 @@ func (p *Pool) All() []*Backend { return p.all }
 // not are left out: a retry goes elsewhere.
 func (p *Pool) Pick(not ...*Backend) *Backend {
 	n := uint64(len(p.all))
-	if n == 0 {
-		return nil
-	}
 	start := p.next.Add(1) - 1
-next:
 	for i := range n {
-		b := p.all[(start+i)%n]
-		if b.View().State != Ready {
-			continue
+		if b := p.all[(start+i)%n]; b.View().State == Ready && !slices.Contains(not, b) {
+			return b
 		}
-		for _, x := range not {
-			if x == b {
-				continue next
-			}
-		}
-		return b
 	}
 	return nil
 }
