@@ -200,7 +200,7 @@ func each(array json.RawMessage, fn func(i int, v json.RawMessage) bool) {
 
 // scan returns the members of object, which is valid JSON, or that there are
 // more than limit. Nothing is held beyond the limit.
-func scan(object json.RawMessage, limit int) (b *Body, more bool) {
+func scan(object []byte, limit int) (b *Body, more bool) {
 	b = &Body{raw: object, open: space(object, 0)}
 	i := space(object, b.open+1)
 	for object[i] != '}' {
@@ -233,7 +233,7 @@ func (f *fields) tokens(param string, array json.RawMessage, limit int) []int32 
 		}
 		n, err := strconv.ParseInt(string(v), 10, 64)
 		switch {
-		case !isNumber(v) || err != nil && !outOfRange(err):
+		case !isNumber(v) || err != nil && !errors.Is(err, strconv.ErrRange):
 			f.fail(at, "must be a token id, an integer")
 		case err != nil || n < 0 || n > math.MaxInt32:
 			f.fail(at, "is no token id of this model")
@@ -244,5 +244,3 @@ func (f *fields) tokens(param string, array json.RawMessage, limit int) []int32 
 	})
 	return out
 }
-
-func outOfRange(err error) bool { return errors.Is(err, strconv.ErrRange) }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 )
 
 // A Body is a JSON object whose top-level members can be read and replaced
@@ -24,8 +25,8 @@ type member struct {
 	start, value, end int
 }
 
-// ErrNotObject says that a body is JSON but no object.
-var ErrNotObject = errors.New("openai: body is not a JSON object")
+// errNotObject says that a body is JSON but no object.
+var errNotObject = errors.New("openai: body is not a JSON object")
 
 // ParseBody finds the top-level members of raw, which must be one JSON object.
 // The error of broken JSON names the byte offset.
@@ -39,27 +40,10 @@ func ParseBody(raw []byte) (*Body, error) {
 		}
 		return nil, fmt.Errorf("openai: parsing a body: %w", err)
 	}
-	b := &Body{raw: raw}
-	i := space(raw, 0)
-	if raw[i] != '{' {
-		return nil, ErrNotObject
+	if raw[space(raw, 0)] != '{' {
+		return nil, errNotObject
 	}
-	b.open = i
-	for i = space(raw, i+1); raw[i] != '}'; i = space(raw, i) {
-		m := member{start: i}
-		end := valueEnd(raw, i)
-		if err := json.Unmarshal(raw[i:end], &m.key); err != nil {
-			return nil, fmt.Errorf("openai: parsing a body: key at offset %d: %w", i, err)
-		}
-		m.value = space(raw, space(raw, end)+1)
-		m.end = valueEnd(raw, m.value)
-		b.members = append(b.members, m)
-		i = space(raw, m.end)
-		if raw[i] == ',' {
-			i++
-		}
-	}
-	b.shut = i
+	b, _ := scan(raw, math.MaxInt)
 	return b, nil
 }
 
@@ -159,14 +143,10 @@ func Elements(raw json.RawMessage) []json.RawMessage {
 		return nil
 	}
 	out := []json.RawMessage{}
-	for i := space(raw, 1); raw[i] != ']'; i = space(raw, i) {
-		end := valueEnd(raw, i)
-		out = append(out, raw[i:end])
-		i = space(raw, end)
-		if raw[i] == ',' {
-			i++
-		}
-	}
+	each(raw, func(_ int, v json.RawMessage) bool {
+		out = append(out, v)
+		return true
+	})
 	return out
 }
 

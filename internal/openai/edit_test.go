@@ -42,13 +42,13 @@ func TestEditKeepsEveryOtherByte(t *testing.T) {
 
 func TestParseBodyRefuses(t *testing.T) {
 	for _, in := range []string{"", " ", "{", `{"a":}`, `{"a":1}x`, `{"a" 1}`, "\x00", `{"a":01}`} {
-		if _, err := ParseBody([]byte(in)); err == nil || errors.Is(err, ErrNotObject) {
+		if _, err := ParseBody([]byte(in)); err == nil || errors.Is(err, errNotObject) {
 			t.Errorf("%q: %v, want a syntax error", in, err)
 		}
 	}
 	for _, in := range []string{"[]", "1", "null", `"x"`} {
-		if _, err := ParseBody([]byte(in)); !errors.Is(err, ErrNotObject) {
-			t.Errorf("%q: %v, want ErrNotObject", in, err)
+		if _, err := ParseBody([]byte(in)); !errors.Is(err, errNotObject) {
+			t.Errorf("%q: %v, want errNotObject", in, err)
 		}
 	}
 }
