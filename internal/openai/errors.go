@@ -28,6 +28,10 @@ type Error struct {
 	Reason string
 }
 
+// StatusClientGone is what logs, metrics and the answer say of a client that left
+// before it had a status: one that closed only its own half may read on.
+const StatusClientGone = 499
+
 // ReasonContextLength marks a prompt that leaves no room for an answer.
 const ReasonContextLength = "context_length_exceeded"
 

@@ -98,7 +98,7 @@ func TestOneHungEngineHoldsUpNobodyElse(t *testing.T) {
 	if status, _, body := post(t, url+"/v1/completions", `{"prompt":"a"}`); status/100 != 5 || f.met.Load() == 0 {
 		t.Errorf("at the limit: %d %s", status, body)
 	}
-	for r.Ready() {
+	for r.ready() {
 		<-time.After(time.Millisecond)
 	}
 	if _, all := get(t, url+"/status"); !strings.Contains(all, `"state":"down"`) {
@@ -127,7 +127,7 @@ func TestStaleConnectionsReachNobody(t *testing.T) {
 		probed := next.probes()
 		members[i%2] = next.move(t, addr)
 		<-probed // it is up
-		for !r.Ready() {
+		for !r.ready() {
 			<-time.After(time.Millisecond)
 		}
 	}
@@ -160,7 +160,7 @@ func TestEnginesVanishAndReturnInAnyOrder(t *testing.T) {
 						s.CloseClientConnections()
 						s.Close()
 					}
-					for r.Ready() {
+					for r.ready() {
 						<-time.After(time.Millisecond)
 					}
 					if status, h, body := post(t, url+"/v1/completions", `{"prompt":"a"}`); status != http.StatusServiceUnavailable || h.Get("Retry-After") == "" {
@@ -172,7 +172,7 @@ func TestEnginesVanishAndReturnInAnyOrder(t *testing.T) {
 						members[kind][k] = newStandIn(t, s.name).move(t, s.Listener.Addr().String())
 					}
 				}
-				for !r.Ready() {
+				for !r.ready() {
 					<-time.After(time.Millisecond)
 				}
 				if status, _, body := post(t, url+"/v1/completions", `{"prompt":"a"}`); status != http.StatusOK {

@@ -104,7 +104,7 @@ func TestWrongMembersAreNamed(t *testing.T) {
 			r, url := front(t, Config{}, []*standIn{ps}, []*standIn{ds})
 			names := strings.NewReplacer(strings.TrimPrefix(ps.URL, "http://"), "P", strings.TrimPrefix(ds.URL, "http://"), "D")
 			status, body := get(t, url+"/health")
-			if status != http.StatusServiceUnavailable || r.Ready() {
+			if status != http.StatusServiceUnavailable || r.ready() {
 				t.Errorf("health %d %s", status, body)
 			}
 			_, all := get(t, url+"/status")
@@ -138,7 +138,7 @@ func TestOnlyFittingEnginesArePaired(t *testing.T) {
 	}
 	lonely := newStandIn(t, "P-c").tell("kv_both", "c")
 	r, url := front(t, Config{}, append(p, lonely), d)
-	if !r.Ready() {
+	if !r.ready() {
 		t.Fatal("not ready")
 	}
 	for range 20 {
@@ -162,7 +162,7 @@ func TestOnlyFittingEnginesArePaired(t *testing.T) {
 		t.Errorf("status: %s", all)
 	}
 	vllm := newStandIn(t, "vLLM")
-	if r, _ := front(t, Config{}, []*standIn{lonely}, []*standIn{vllm}); !r.Ready() {
+	if r, _ := front(t, Config{}, []*standIn{lonely}, []*standIn{vllm}); !r.ready() {
 		t.Error("an engine that tells nothing fits nobody")
 	}
 }
@@ -187,7 +187,7 @@ func TestNoEngineIsPairedWithItself(t *testing.T) {
 	if len(both) != 2 {
 		t.Errorf("prefill engines: %v", both)
 	}
-	if r, _ := front(t, Config{}, []*standIn{a}, []*standIn{a, b}); !r.Ready() {
+	if r, _ := front(t, Config{}, []*standIn{a}, []*standIn{a, b}); !r.ready() {
 		t.Error("A and B are no pair")
 	}
 }
@@ -213,7 +213,7 @@ func TestMemberIsJudgedAtEveryProbe(t *testing.T) {
 			states <- ready
 		}
 	}}}, []*standIn{p}, []*standIn{d})
-	if ok := <-states; !ok || !r.Ready() {
+	if ok := <-states; !ok || !r.ready() {
 		t.Fatal("not ready")
 	}
 	<-info

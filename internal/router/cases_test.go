@@ -57,11 +57,11 @@ func TestRestartedPrefillEngineAtOneAddress(t *testing.T) {
 		}
 		p.CloseClientConnections()
 		p.Close()
-		for r.Ready() { // seen as gone, by a request that fails or by a probe
+		for r.ready() { // seen as gone, by a request that fails or by a probe
 			post(t, url+"/v1/completions", `{"prompt":"a"}`)
 		}
 		p = newStandIn(t, fmt.Sprintf("P-%d", round+1)).tell("kv_producer", "a").move(t, addr)
-		for !r.Ready() {
+		for !r.ready() {
 			get(t, url+"/health")
 		}
 	}

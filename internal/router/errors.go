@@ -58,7 +58,7 @@ func as(e *openai.Error) *failure {
 
 // hungUp is what a client is told that has closed its half of the connection.
 func hungUp() *failure {
-	return as(openai.NewError(statusClientGone, "", "the client has gone"))
+	return as(openai.NewError(openai.StatusClientGone, "", "the client has gone"))
 }
 
 // shutdown is what requests are told that the router cannot wait for.

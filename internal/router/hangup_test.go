@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"tandem/internal/openai"
 )
 
 // A client that closes its own half of the connection counts as gone. It may read
@@ -49,7 +51,7 @@ func TestAClientThatHangsUpHalfIsToldSo(t *testing.T) {
 		if err != nil {
 			t.Error(body, err)
 		}
-		told := resp.StatusCode == statusClientGone && bytes.HasPrefix(text, []byte(`{"error":`))
+		told := resp.StatusCode == openai.StatusClientGone && bytes.HasPrefix(text, []byte(`{"error":`))
 		if stream {
 			told = bytes.Contains(text, []byte("data: {\"error\":")) && bytes.HasSuffix(text, []byte("data: [DONE]\n\n"))
 		}

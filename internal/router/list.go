@@ -16,6 +16,9 @@ import (
 	"tandem/internal/router/flow"
 )
 
+// parallel is how many flows of one list run at once.
+const parallel = 8
+
 // maxEvent bounds one event of a stream that is taken apart.
 const maxEvent = 16 << 20
 
@@ -37,7 +40,7 @@ func (c *call) serveList(w *recorder, q *http.Request) {
 	ctx, cancel := context.WithCancel(q.Context())
 	pieces := make(chan piece)
 	var wg sync.WaitGroup
-	slots := make(chan struct{}, c.r.cfg.Parallel)
+	slots := make(chan struct{}, parallel)
 	wg.Go(func() {
 		defer close(pieces)
 		var flows sync.WaitGroup
@@ -186,7 +189,7 @@ func (m *merge) add(p piece) bool {
 		return false
 	}
 	choices, _ := body.Get("choices")
-	if empty := len(openai.Elements(choices)) == 0; empty {
+	if len(openai.Elements(choices)) == 0 {
 		if u, ok := body.Get("usage"); ok && string(u) != "null" {
 			m.addUsage(u)
 			m.last = p.data

@@ -16,6 +16,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,8 +34,6 @@ type Config struct {
 
 	Backend      backend.Limits
 	MaxBody      int64         // bytes of a request; 0: 32 MiB
-	MaxPrompts   int           // prompts of one request; 0: 256
-	Parallel     int           // flows of one request at once; 0: 8
 	Retries      int           // per flow, before the first byte
 	WriteTimeout time.Duration // one write to a client; 0: 30 s
 
@@ -72,12 +71,6 @@ func New(cfg Config) (*Router, error) {
 	}
 	if cfg.MaxBody == 0 {
 		cfg.MaxBody = 32 << 20
-	}
-	if cfg.MaxPrompts == 0 {
-		cfg.MaxPrompts = 256
-	}
-	if cfg.Parallel == 0 {
-		cfg.Parallel = 8
 	}
 	if cfg.WriteTimeout == 0 {
 		cfg.WriteTimeout = 30 * time.Second
@@ -123,9 +116,6 @@ func (r *Router) Run(ctx context.Context) error {
 // mark. It does not wait for them. It is for the end of a drain.
 func (r *Router) Stop() { r.stopper.Stop() }
 
-// Ready reports whether a pair can serve.
-func (r *Router) Ready() bool { return r.unready() == nil }
-
 // Status is the answer of GET /status.
 type Status struct {
 	Role     string          `json:"role"`
@@ -148,14 +138,16 @@ type BackendStatus struct {
 }
 
 func (r *Router) status(w http.ResponseWriter, q *http.Request) {
-	s := Status{Role: "router", Version: r.cfg.Version, Ready: r.unready() == nil, UptimeS: time.Since(r.started).Seconds()}
+	s := Status{Role: "router", Version: r.cfg.Version, UptimeS: time.Since(r.started).Seconds()}
 	if fail := r.unready(); fail != nil {
 		s.Reason = fail.Message
+	} else {
+		s.Ready = true
 	}
 	if r.cfg.Chaos != nil {
 		s.Chaos = r.cfg.Chaos()
 	}
-	all := append(append([]*backend.Backend{}, r.prefill.All()...), r.decode.All()...)
+	all := slices.Concat(r.prefill.All(), r.decode.All())
 	s.Backends = make([]BackendStatus, len(all))
 	ctx, cancel := context.WithTimeout(q.Context(), r.cfg.Backend.Probe)
 	defer cancel()
@@ -198,9 +190,9 @@ func (r *Router) fromDecode(w http.ResponseWriter, q *http.Request) {
 
 // toDecode passes a POST to a decode engine.
 func (r *Router) toDecode(w http.ResponseWriter, q *http.Request) {
-	body, fail := r.read(w, q)
-	if fail != nil {
-		fail.write(w)
+	body, refused := openai.ReadBody(w, q, r.cfg.MaxBody)
+	if refused != nil {
+		as(refused).write(w)
 		return
 	}
 	b := r.decode.Pick()
@@ -217,19 +209,6 @@ func (r *Router) toDecode(w http.ResponseWriter, q *http.Request) {
 	w.Header().Set("Content-Type", resp.Header.Get("Content-Type"))
 	w.WriteHeader(resp.StatusCode)
 	_, _ = io.Copy(w, resp.Body) // the client may be gone
-}
-
-// read returns the body of a request, at most MaxBody bytes.
-func (r *Router) read(w http.ResponseWriter, q *http.Request) ([]byte, *failure) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, q.Body, r.cfg.MaxBody))
-	var large *http.MaxBytesError
-	switch {
-	case errors.As(err, &large):
-		return nil, as(openai.NewError(http.StatusRequestEntityTooLarge, "", "the body has more than %d bytes", r.cfg.MaxBody))
-	case err != nil:
-		return nil, bad("", "the body could not be read to its end")
-	}
-	return body, nil
 }
 
 // passed are the client's headers that both legs see.

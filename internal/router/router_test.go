@@ -145,7 +145,7 @@ func TestClientMistakesPassThrough(t *testing.T) {
 		t.Errorf("P saw %d requests, want 50: mistakes are not retried", len(b))
 	}
 	p.set(hooks{})
-	if status, _, _ := post(t, url+"/v1/completions", `{"prompt":"a"}`); status != http.StatusOK || !r.Ready() {
+	if status, _, _ := post(t, url+"/v1/completions", `{"prompt":"a"}`); status != http.StatusOK || !r.ready() {
 		t.Errorf("a good request got %d", status)
 	}
 }
@@ -430,7 +430,7 @@ func TestWholeRequestsSkipP(t *testing.T) {
 func TestNoBackend(t *testing.T) {
 	p, _, r, url := pair(t, Config{})
 	p.Close()
-	for r.Ready() {
+	for r.ready() {
 		post(t, url+"/v1/completions", `{"prompt":"a"}`)
 	}
 	status, h, body := post(t, url+"/v1/completions", `{"prompt":"a"}`)

@@ -66,7 +66,7 @@ func (c *call) log(rec *recorder, took time.Duration) {
 	case "":
 		outcome = "ok"
 	case clientGone:
-		rec.status = statusClientGone
+		rec.status = openai.StatusClientGone
 	}
 	cfg.Metrics.Request(c.path, routeLabel(h.Get(headerRoute)), rec.status, took.Seconds())
 	cfg.Log.Info("request", "id", c.id, "outcome", outcome, "status", rec.status, "path", c.path, "route", h.Get(headerRoute),
@@ -90,9 +90,9 @@ func (r *Router) parse(w http.ResponseWriter, q *http.Request) (*call, *failure)
 	c := &call{r: r, path: q.URL.Path, id: openai.RequestID(q.Header), n: 1}
 	c.header = legHeader(q, c.id)
 	c.policy = q.Header[headerPolicy]
-	raw, fail := r.read(w, q)
-	if fail != nil {
-		return c, fail
+	raw, refused := openai.ReadBody(w, q, r.cfg.MaxBody)
+	if refused != nil {
+		return c, as(refused)
 	}
 	body, err := openai.ParseBody(raw)
 	if err != nil {
@@ -127,8 +127,8 @@ func (r *Router) parse(w http.ResponseWriter, q *http.Request) (*call, *failure)
 	}
 	if strings.HasSuffix(c.path, "/v1/completions") {
 		c.list = prompts(body)
-		if len(c.list) > r.cfg.MaxPrompts {
-			return c, bad("prompt", "%d prompts in one request; the limit is %d", len(c.list), r.cfg.MaxPrompts)
+		if len(c.list) > openai.MaxPrompts {
+			return c, bad("prompt", "%d prompts in one request; the limit is %d", len(c.list), openai.MaxPrompts)
 		}
 	}
 	return c, nil

@@ -212,6 +212,9 @@ func front(t *testing.T, cfg Config, p, d []*standIn) (*Router, string) {
 	return r, srv.URL
 }
 
+// ready reports whether a pair can serve.
+func (r *Router) ready() bool { return r.unready() == nil }
+
 func post(t *testing.T, url, body string) (int, http.Header, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))

@@ -28,10 +28,6 @@ const (
 	stopped    = "shutdown"
 )
 
-// statusClientGone is what metrics, logs and its answer say of a client that left:
-// one that closed only its own half of the connection may read on.
-const statusClientGone = 499
-
 // left returns why a call ends before its answer: its client left, or the router
 // stops. It is "" while neither is so.
 func left(ctx context.Context) string {

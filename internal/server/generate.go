@@ -75,7 +75,7 @@ func (s *Server) generate(w http.ResponseWriter, q *http.Request, prefix string,
 	q, done := s.stopper.Bind(q)
 	defer done()
 	c := &call{s: s, w: w, q: q, id: prefix + w.Header().Get("X-Request-Id"), created: begun.Unix()}
-	raw, err := s.read(w, q)
+	raw, err := read(w, q)
 	if err == nil {
 		err = c.admit(raw, prepare)
 	}
@@ -99,11 +99,10 @@ func (c *call) admit(raw []byte, prepare func(c *call, raw []byte) error) error 
 	if err == nil {
 		params, err = connector.ParseParams(c.common.KVTransferParams)
 	}
-	if err != nil {
-		c.s.giveBack(raw)
-		return err
+	var policy engine.FailPolicy
+	if err == nil {
+		policy, err = c.policy()
 	}
-	policy, err := c.policy()
 	if err != nil {
 		c.s.giveBack(raw)
 		return err

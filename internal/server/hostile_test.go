@@ -359,7 +359,7 @@ func TestAClientThatReadsNothingIsCut(t *testing.T) {
 		switch s := <-statuses; s {
 		case http.StatusOK: // the normal client
 			served++
-		case StatusClientGone, http.StatusRequestTimeout:
+		case openai.StatusClientGone, http.StatusRequestTimeout:
 		default:
 			t.Errorf("status %d", s)
 		}

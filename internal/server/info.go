@@ -1,6 +1,7 @@
 package server
 
 import (
+	"maps"
 	"net/http"
 	"time"
 
@@ -45,7 +46,7 @@ func (s *Server) tokenize(w http.ResponseWriter, q *http.Request) {
 }
 
 func (s *Server) doTokenize(w http.ResponseWriter, q *http.Request) (ids []int32, strs []string, err error) {
-	raw, err := s.read(w, q)
+	raw, err := read(w, q)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -109,7 +110,7 @@ func (s *Server) detokenize(w http.ResponseWriter, q *http.Request) {
 }
 
 func (s *Server) doDetokenize(w http.ResponseWriter, q *http.Request) (string, error) {
-	raw, err := s.read(w, q)
+	raw, err := read(w, q)
 	if err != nil {
 		return "", err
 	}
@@ -129,7 +130,7 @@ func (s *Server) doDetokenize(w http.ResponseWriter, q *http.Request) (string, e
 // release ends the lease of a hand-off whose reader was never reached. The MAC
 // of the hand-off is the authority, so no key is asked for.
 func (s *Server) release(w http.ResponseWriter, q *http.Request) {
-	raw, err := s.read(w, q)
+	raw, err := read(w, q)
 	switch {
 	case err != nil:
 	case s.cfg.Connector == nil:
@@ -187,9 +188,7 @@ func (s *Server) serverInfo(w http.ResponseWriter, _ *http.Request) {
 		"started": s.started.Unix(), "scheduler": st.Stats, "stalled_seconds": st.Stalled.Seconds(),
 	}
 	if s.cfg.Info != nil {
-		for k, v := range s.cfg.Info() {
-			out[k] = v
-		}
+		maps.Copy(out, s.cfg.Info())
 	}
 	_ = s.write(w, http.StatusOK, out) // the client may have gone
 }

@@ -41,7 +41,7 @@ func (c *call) end(begun time.Time, err error) {
 	outcome, status := "ok", http.StatusOK
 	switch {
 	case left:
-		outcome, status = "client_gone", StatusClientGone
+		outcome, status = "client_gone", openai.StatusClientGone
 		if gone == nil { // it may have closed its half of the connection and read on
 			_ = c.fail(context.Canceled)
 		}

@@ -4,9 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -65,9 +65,7 @@ type Config struct {
 	AllowRequestPolicy bool
 
 	APIKey       string        // "": no key is asked for
-	MaxBody      int64         // bytes of a request; openai.MaxBodyBytes
 	WriteTimeout time.Duration // of each write to a client; 30 s
-	RetryAfter   time.Duration // of 429 and 503; 1 s
 
 	Metrics Metrics
 	Log     *slog.Logger // nil: no logs
@@ -76,8 +74,8 @@ type Config struct {
 // Metrics receives copies of what happens; nil functions are not called. What a
 // function does, its panic included, changes no answer.
 type Metrics struct {
-	// Request tells of an answered request. Status is StatusClientGone for one
-	// whose client left.
+	// Request tells of an answered request. Status is openai.StatusClientGone
+	// for one whose client left.
 	Request func(path, method string, status int, d time.Duration)
 
 	// Params tells of the parameters of a prompt that was submitted.
@@ -127,14 +125,8 @@ func New(cfg Config) (*Server, error) {
 	case len(cfg.ModelNames) == 0 || cfg.ModelNames[0] == "":
 		return nil, errors.New("server: a Config needs a model name")
 	}
-	if cfg.MaxBody <= 0 {
-		cfg.MaxBody = openai.MaxBodyBytes
-	}
 	if cfg.WriteTimeout <= 0 {
 		cfg.WriteTimeout = 30 * time.Second
-	}
-	if cfg.RetryAfter <= 0 {
-		cfg.RetryAfter = time.Second
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -222,28 +214,19 @@ func method(m string) string {
 	return "other"
 }
 
-// read returns the body of q, at most MaxBody bytes.
-func (s *Server) read(w http.ResponseWriter, q *http.Request) ([]byte, error) {
-	raw, err := io.ReadAll(http.MaxBytesReader(w, q.Body, s.cfg.MaxBody))
-	var big *http.MaxBytesError
-	switch {
-	case errors.As(err, &big):
-		return nil, openai.NewError(http.StatusRequestEntityTooLarge, "", "the body has more than %d bytes", s.cfg.MaxBody)
-	case err != nil:
-		return nil, openai.Bad("", "the body could not be read to its end")
+// read returns the body of q, at most openai.MaxBodyBytes.
+func read(w http.ResponseWriter, q *http.Request) ([]byte, error) {
+	raw, bad := openai.ReadBody(w, q, openai.MaxBodyBytes)
+	if bad != nil {
+		return nil, bad
 	}
 	return raw, nil
 }
 
 // named checks the model of a request; "" is the served one.
 func (s *Server) named(model string) error {
-	if model == "" {
+	if model == "" || slices.Contains(s.cfg.ModelNames, model) {
 		return nil
-	}
-	for _, n := range s.cfg.ModelNames {
-		if n == model {
-			return nil
-		}
 	}
 	return openai.NewError(http.StatusNotFound, "model", "the model does not exist here; GET /v1/models lists what does")
 }
@@ -252,7 +235,7 @@ func (s *Server) named(model string) error {
 func (s *Server) fail(w http.ResponseWriter, err error) {
 	e := answerTo(err)
 	if e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests {
-		w.Header().Set("Retry-After", strconv.Itoa(max(1, int(s.cfg.RetryAfter/time.Second))))
+		w.Header().Set("Retry-After", "1")
 	}
 	// A load's failure was logged where it was met, and a storm of them is few lines
 	// there; the request's own line names it too.

@@ -12,9 +12,6 @@ import (
 	"tandem/internal/openai"
 )
 
-// StatusClientGone is what logs and metrics say of a request whose client left.
-const StatusClientGone = 499
-
 // A rule maps a decision of a lower layer to what the client sees.
 type rule struct {
 	err    error
@@ -31,7 +28,7 @@ var rules = []rule{
 	{engine.ErrClosed, http.StatusServiceUnavailable, "", "the engine is not running"},
 	{engine.ErrStalled, http.StatusServiceUnavailable, "", "the engine makes no progress"},
 	{engine.ErrSlowReader, http.StatusRequestTimeout, "", "the answer was not read in time"},
-	{engine.ErrAborted, StatusClientGone, "", "the request was aborted"},
+	{engine.ErrAborted, openai.StatusClientGone, "", "the request was aborted"},
 	{engine.ErrNoConnector, http.StatusBadRequest, fieldParams, "this engine has no KV connector, so it can neither offer nor read KV"},
 	{connector.ErrRole, http.StatusBadRequest, fieldParams, "the role of this engine excludes this"},
 	{connector.ErrMAC, http.StatusBadRequest, fieldParams, "the hand-off is not vouched for by the cluster token"},
@@ -39,7 +36,7 @@ var rules = []rule{
 	{connector.ErrLeaseGone, http.StatusGone, fieldParams, "the lease has ended"},
 	{connector.ErrIncompatible, http.StatusInternalServerError, "", "the engines cannot share KV"},
 	{connector.ErrClosed, http.StatusServiceUnavailable, "", "the KV connector is not running"},
-	{context.Canceled, StatusClientGone, "", "the client has gone"},
+	{context.Canceled, openai.StatusClientGone, "", "the client has gone"},
 	{context.DeadlineExceeded, http.StatusGatewayTimeout, "", "the request took too long"},
 }
 
