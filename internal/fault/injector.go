@@ -2,6 +2,7 @@ package fault
 
 import (
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 )
@@ -192,16 +193,13 @@ func (i *Injector) Status() Status {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	s := Status{
-		Mode: i.mode, Replaying: len(i.replay), Calls: map[Point]uint64{}, Counts: i.countsLocked(),
+		Mode: i.mode, Replaying: len(i.replay), Calls: maps.Clone(i.calls), Counts: i.countsLocked(),
 		Recorded: len(i.events), Unrecorded: i.lost,
 	}
 	if i.schedule != nil {
 		p := i.schedule.plan
 		p.Faults = append([]Fault{}, p.Faults...)
 		s.Plan = &p
-	}
-	for p, n := range i.calls {
-		s.Calls[p] = n
 	}
 	for _, c := range s.Counts {
 		s.Fired += c.Fired

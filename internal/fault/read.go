@@ -63,7 +63,8 @@ func (p *plan) Read(ctx context.Context, spec connector.ReadSpec) connector.Read
 	if !n.spawn(func() {
 		defer close(r.done)
 		if posted {
-			r.err = r.late(post, postChanged)
+			// Posted late or, without a delay, never. What is let go is posted.
+			r.err = r.pause(time.Duration(post.Delay), postChanged)
 		}
 		if r.err == nil {
 			r.err = r.move(piece, pieceChanged)
@@ -217,11 +218,6 @@ func (r *read) pause(d time.Duration, changed <-chan struct{}) error {
 		err = transfer.ErrStalled
 	}
 	return err
-}
-
-// late waits as a read that is posted late or never. What is let go is posted.
-func (r *read) late(f Fault, changed <-chan struct{}) error {
-	return r.pause(time.Duration(f.Delay), changed)
 }
 
 // move moves the tiles with fault f.
