@@ -22,7 +22,6 @@ import (
 	"tandem/internal/connector"
 	"tandem/internal/fault"
 	"tandem/internal/openai"
-	"tandem/internal/router"
 )
 
 // mountChaos puts the admin routes of in, behind key, before h. Without an
@@ -372,25 +371,16 @@ func (o *chaosOptions) targets(ctx context.Context) ([]chaosTarget, error) {
 	if err != nil {
 		return nil, fmt.Errorf("chaos: %w", err)
 	}
-	code, body, err := get(ctx, base+"/status", "")
+	s, err := fetchStatus(ctx, base)
 	if err != nil {
-		return nil, fmt.Errorf("chaos: %w; is a router or an engine at %s? give another with --url", err, base)
+		return nil, fmt.Errorf("chaos: %w", err)
 	}
 	var all []chaosTarget
-	if code == http.StatusNotFound {
-		if code, body, err = get(ctx, base+"/server_info", ""); err != nil || code != http.StatusOK {
-			return nil, fmt.Errorf("chaos: %s is neither a router nor an engine of Tandem (status %d)", base, code)
-		}
-		all = []chaosTarget{engineTarget(base, "", body)}
-	} else {
-		var s router.Status
-		if err := json.Unmarshal(body, &s); err != nil {
-			return nil, fmt.Errorf("chaos: %s answered what is no status: %w", base, err)
-		}
-		all = []chaosTarget{{"router", base, []fault.Side{fault.SideRouter}}}
-		for _, b := range s.Backends {
-			all = append(all, engineTarget(b.URL, fault.Side(b.Role), b.Info))
-		}
+	if s.Role == "router" {
+		all = append(all, chaosTarget{"router", base, []fault.Side{fault.SideRouter}})
+	}
+	for _, b := range s.Backends {
+		all = append(all, engineTarget(b.URL, fault.Side(b.Role), b.Info))
 	}
 	chosen := slices.DeleteFunc(slices.Clone(all), func(t chaosTarget) bool {
 		return o.on != "all" && o.on != t.name && o.on != t.url && !slices.Contains(t.sides, fault.Side(o.on))
@@ -402,10 +392,10 @@ func (o *chaosOptions) targets(ctx context.Context) ([]chaosTarget, error) {
 }
 
 // engineTarget is the engine at url, whose /server_info is raw. It is on the side
-// that its role says, and on the one that its router uses it for.
+// that its role says, and on the one that its router uses it for, if it has one.
 func engineTarget(url string, used fault.Side, raw []byte) chaosTarget {
 	t := chaosTarget{name: url, url: url}
-	if used != "" {
+	if used == fault.SidePrefill || used == fault.SideDecode {
 		t.sides = append(t.sides, used)
 	}
 	var info engineInfo

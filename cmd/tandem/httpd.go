@@ -51,7 +51,7 @@ func listen(ctx context.Context, host string, port int) (net.Listener, error) {
 	return ln, nil
 }
 
-// url returns the URL under which a listener is reached on this host.
+// listenerURL returns the URL under which a listener is reached on this host.
 func listenerURL(ln net.Listener) string {
 	addr, ok := ln.Addr().(*net.TCPAddr)
 	if !ok {

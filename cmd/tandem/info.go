@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 
+	"tandem/internal/backend"
 	"tandem/internal/connector"
 )
 
@@ -15,7 +16,6 @@ type engineInfo struct {
 	Model    string        `json:"model"`
 	Version  string        `json:"version"`
 	Kernel   string        `json:"kernel"`
-	Requests int           `json:"requests"`
 	Draining bool          `json:"draining"`
 	Started  int64         `json:"started"`         // Unix seconds
 	Chaos    string        `json:"chaos,omitempty"` // off, plan or replay; "": not enabled
@@ -31,8 +31,8 @@ type connectorInfo struct {
 	Epoch       uint64 `json:"epoch"`
 	// Fingerprint is equal for engines that can read each other's KV; Factors are
 	// what it sums up.
-	Fingerprint string       `json:"fingerprint,omitempty"`
-	Factors     []factorInfo `json:"factors,omitempty"`
+	Fingerprint string           `json:"fingerprint,omitempty"`
+	Factors     []backend.Factor `json:"factors,omitempty"`
 
 	Leases      int        `json:"leases"`
 	Claimed     int        `json:"claimed"`
@@ -45,12 +45,6 @@ type connectorInfo struct {
 	BlocksFree  int        `json:"blocks_free"`
 	BlocksIndex int        `json:"blocks_in_prefix_index"`
 	BlocksLease int        `json:"blocks_leased"`
-}
-
-// A factorInfo is one property that engines must have in common.
-type factorInfo struct {
-	Name  string `json:"name"`
-	Value string `json:"value"`
 }
 
 // A peerInfo is one peer that the engine reads from.
@@ -90,11 +84,11 @@ func (s *assembly) info() map[string]any {
 
 // fingerprint condenses the factors for the router's comparison; engines compare
 // the factors themselves.
-func fingerprint(factors []connector.Factor) (sum string, list []factorInfo) {
+func fingerprint(factors []connector.Factor) (sum string, list []backend.Factor) {
 	h := sha256.New()
 	for _, f := range factors {
 		fmt.Fprintf(h, "%q=%q\n", f.Name, f.Value)
-		list = append(list, factorInfo(f))
+		list = append(list, backend.Factor(f))
 	}
 	return hex.EncodeToString(h.Sum(nil)), list
 }

@@ -48,24 +48,9 @@ func baseURL(raw string) (string, error) {
 
 // status asks a router for its cluster; an engine answers for itself.
 func status(ctx context.Context, url string, asJSON bool, w io.Writer) error {
-	var s router.Status
-	code, body, err := get(ctx, url+"/status", "")
+	s, err := fetchStatus(ctx, url)
 	if err != nil {
-		return fmt.Errorf("status: %w; is a router or an engine at %s? give another with --url", err, url)
-	}
-	if code == http.StatusNotFound {
-		code, body, err = get(ctx, url+"/server_info", "")
-		if err != nil || code != http.StatusOK {
-			return fmt.Errorf("status: %s is neither a router nor an engine of Tandem (status %d)", url, code)
-		}
-		s = router.Status{Role: "engine", Backends: []router.BackendStatus{{Role: "engine", URL: url, State: "ready", Info: body}}}
-		var info engineInfo
-		if json.Unmarshal(body, &info) == nil {
-			s.Version, s.Ready = info.Version, !info.Draining
-			s.UptimeS = time.Since(time.Unix(info.Started, 0)).Seconds()
-		}
-	} else if err := json.Unmarshal(body, &s); err != nil {
-		return fmt.Errorf("status: %s answered what is no status: %w", url, err)
+		return fmt.Errorf("status: %w", err)
 	}
 	if asJSON {
 		enc := json.NewEncoder(w)
@@ -73,6 +58,31 @@ func status(ctx context.Context, url string, asJSON bool, w io.Writer) error {
 		return enc.Encode(s)
 	}
 	return printStatus(w, url, s)
+}
+
+// fetchStatus returns the status of the router at url, or that of an engine as
+// its own only backend.
+func fetchStatus(ctx context.Context, url string) (s router.Status, err error) {
+	code, body, err := get(ctx, url+"/status", "")
+	if err != nil {
+		return s, fmt.Errorf("%w; is a router or an engine at %s? give another with --url", err, url)
+	}
+	if code != http.StatusNotFound {
+		if err := json.Unmarshal(body, &s); err != nil {
+			return s, fmt.Errorf("%s answered what is no status: %w", url, err)
+		}
+		return s, nil
+	}
+	if code, body, err = get(ctx, url+"/server_info", ""); err != nil || code != http.StatusOK {
+		return s, fmt.Errorf("%s is neither a router nor an engine of Tandem (status %d)", url, code)
+	}
+	s = router.Status{Role: "engine", Backends: []router.BackendStatus{{Role: "engine", URL: url, State: "ready", Info: body}}}
+	var info engineInfo
+	if json.Unmarshal(body, &info) == nil {
+		s.Version, s.Ready = info.Version, !info.Draining
+		s.UptimeS = time.Since(time.Unix(info.Started, 0)).Seconds()
+	}
+	return s, nil
 }
 
 func printStatus(w io.Writer, url string, s router.Status) error {

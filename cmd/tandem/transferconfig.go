@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -154,12 +155,8 @@ func atEnd(dec *json.Decoder) bool {
 }
 
 func (c *transferConfig) check() error {
-	known := false
-	for _, n := range connectorNames {
-		known = known || c.Connector == n
-	}
 	switch {
-	case !known:
+	case !slices.Contains(connectorNames, c.Connector):
 		return fmt.Errorf("--kv-transfer-config: kv_connector %q: want one of %s", c.Connector, strings.Join(connectorNames, ", "))
 	case !c.Role.Produces() && !c.Role.Consumes():
 		return fmt.Errorf("--kv-transfer-config: kv_role %q: want kv_producer, kv_consumer or kv_both", c.Role)

@@ -11,6 +11,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -181,22 +182,14 @@ func (c *cluster) start(ctx context.Context, model []string) error {
 	return err
 }
 
-// all returns the processes that were started.
-func (c *cluster) all() []*child {
-	var out []*child
-	for _, e := range append(append([]*child{}, c.router), c.engines...) {
-		if e != nil {
-			out = append(out, e)
-		}
-	}
-	return out
-}
+// all returns the processes of a cluster that has started, the router last.
+func (c *cluster) all() []*child { return append(slices.Clone(c.engines), c.router) }
 
 // ready returns when every engine and the router can serve.
 func (c *cluster) ready(ctx context.Context) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	waiting := append(append([]*child{}, c.engines...), c.router)
+	waiting := c.all()
 	for len(waiting) > 0 {
 		e := waiting[0]
 		if status, _, err := get(ctx, e.url+"/health/ready", ""); err == nil && status == http.StatusOK {
@@ -278,20 +271,20 @@ func peerPaths(ctx context.Context, e *child) []string {
 
 // wait returns when ctx ends, or when a process ended without being told to.
 func (c *cluster) wait(ctx context.Context) error {
-	type ended struct{ c *child }
-	gone := make(chan ended, len(c.all()))
-	for _, e := range c.all() {
+	all := c.all()
+	gone := make(chan *child, len(all))
+	for _, e := range all {
 		go func() {
 			<-e.done
-			gone <- ended{e}
+			gone <- e
 		}()
 	}
 	select {
 	case <-ctx.Done():
 		c.out.line("up", fmt.Sprintf("stopping; running requests have %v, Ctrl-C again stops at once", c.opt.grace))
 		return nil
-	case g := <-gone:
-		return fmt.Errorf("up: %s ended: %w; stopping the others", g.c.name, exitError(g.c))
+	case e := <-gone:
+		return fmt.Errorf("up: %s ended: %w; stopping the others", e.name, exitError(e))
 	}
 }
 
