@@ -173,8 +173,7 @@ func TestALoadIsAccountedFor(t *testing.T) {
 			t.Errorf("leases %+v, want %+v", got, want)
 		}
 		peer := PeerStatus{
-			Engine: "engine-p:1", Addr: "p:1", Incarnation: p.incarnation, State: "ready", Epoch: 1, TP: 2, BlockTokens: 32,
-			Path: "mem", Why: "test",
+			Engine: "engine-p:1", Addr: "p:1", State: "ready", Epoch: 1, Path: "mem", Why: "test",
 		}
 		if diff := cmp.Diff([]PeerStatus{peer}, d.Status().Peers); diff != "" {
 			t.Errorf("peers: %s", diff)

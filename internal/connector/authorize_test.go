@@ -16,7 +16,7 @@ func TestOnlyTheClaimersConnectionReads(t *testing.T) {
 	self := Incarnation{1}
 	l := newLeaseLoop(Metrics{}, func([]kv.BlockID, int, int) []uint64 { return []uint64{1} })
 	ctx, cancel := context.WithCancel(t.Context())
-	limits := core.LeaseLimits{Lease: time.Hour, Extend: time.Hour, Cap: time.Hour, MaxClaim: time.Hour}
+	limits := core.LeaseLimits{Lease: time.Hour, MaxClaim: time.Hour}
 	go l.run(ctx, core.NewLeaseTable(self, 3, [32]byte{}, limits))
 	defer func() { cancel(); <-l.closed }()
 	do := func(ev any) leaseAnswer {

@@ -56,8 +56,7 @@ type Config struct {
 	// which it wraps. Whatever it does, a Read must keep its promises.
 	Decorate func(Network) Network
 
-	LeaseDuration    time.Duration // 30 s: an unclaimed, unrenewed lease
-	LeaseCap         time.Duration // 10 leases: no renewal goes beyond
+	LeaseDuration    time.Duration // 30 s: an unclaimed, unrenewed lease; ten of them with renewals
 	Heartbeat        time.Duration // a sixth of a lease
 	HandshakeTimeout time.Duration // 5 s
 	LoadTimeout      time.Duration // 30 s: handshake, claim and reads together
@@ -118,7 +117,6 @@ func (c *Config) times() {
 		}
 	}
 	or(&c.LeaseDuration, 30*time.Second)
-	or(&c.LeaseCap, 10*c.LeaseDuration)
 	or(&c.Heartbeat, c.LeaseDuration/6)
 	or(&c.HandshakeTimeout, 5*time.Second)
 	or(&c.LoadTimeout, 30*time.Second)

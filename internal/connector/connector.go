@@ -5,8 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -106,9 +106,8 @@ func (c *Connector) Run(ctx context.Context) error {
 	defer stop()
 
 	var loops sync.WaitGroup
-	table := core.NewLeaseTable(c.incarnation, c.epoch, c.factorSum, core.LeaseLimits{
-		Lease: c.cfg.LeaseDuration, Extend: c.cfg.LeaseDuration * 2 / 3, Cap: c.cfg.LeaseCap, MaxClaim: c.cfg.MaxClaim,
-	})
+	table := core.NewLeaseTable(c.incarnation, c.epoch, c.factorSum,
+		core.LeaseLimits{Lease: c.cfg.LeaseDuration, MaxClaim: c.cfg.MaxClaim})
 	loops.Go(func() { c.leases.run(inner, table) })
 	loops.Go(func() { c.peers.run(inner, core.NewPeerTable[*view](c.cfg.PeerIdle)) })
 	loops.Go(func() { c.beat(inner) })
@@ -163,14 +162,8 @@ func (c *Connector) Close() error {
 // peer listener is bound.
 func (c *Connector) Addr() string { return c.net.Addr() }
 
-// Incarnation returns the identity of this process start.
-func (c *Connector) Incarnation() Incarnation { return c.incarnation }
-
 // Factors returns the whole fingerprint, those of the layout included.
-func (c *Connector) Factors() []Factor { return append([]Factor(nil), c.factors...) }
-
-// Role returns what this engine does with KV.
-func (c *Connector) Role() Role { return c.cfg.Role }
+func (c *Connector) Factors() []Factor { return slices.Clone(c.factors) }
 
 // Verify judges what D can judge alone: role, version, bounds and MAC. The error
 // is a *HandoffError, a client's mistake. Nothing of a hand-off may be used
@@ -220,8 +213,6 @@ func hostPort(addr string) (string, int) {
 	n, _ := strconv.Atoi(port)
 	return host, n
 }
-
-func (c *Connector) log() *slog.Logger { return c.cfg.Log }
 
 // finish delivers the report of a load.
 func (c *Connector) finish(l *load, r *core.LoadResult) {

@@ -12,13 +12,10 @@
 // destination blocks are reserved, and takes exactly one LoadReport for each
 // Load from Reports.
 //
-// What decides is a synchronous value without clock, goroutine, lock or I/O:
-//
-// the lease table, the peer table and a load of package core, where their states
-// are drawn.
-//
-// Around each stands a small shell: one loop for the lease table, one for the
-// peer table, one goroutine for each load.
+// What decides is a synchronous value without clock, goroutine, lock or I/O: the
+// lease table, the peer table and a load of package core, where their states are
+// drawn. Around each stands a small shell: one loop for the lease table, one for
+// the peer table, one goroutine for each load.
 //
 // Invariants: nothing in a hand-off is used before its MAC is verified; no
 // address is dialled that a verified hand-off did not name; no tile is reported

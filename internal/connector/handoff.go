@@ -63,9 +63,6 @@ type Handoff struct {
 	Port int
 }
 
-// Tiles returns the tiles that hold the offered tokens.
-func (h *Handoff) Tiles() int { return core.TilesOf(h.Tokens) }
-
 // TokenDigest returns the digest of tokens.
 func TokenDigest(tokens []kv.Token) Digest {
 	s := sha256.New()

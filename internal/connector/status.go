@@ -1,7 +1,8 @@
 package connector
 
 import (
-	"sort"
+	"slices"
+	"strings"
 
 	"tandem/internal/connector/core"
 	"tandem/internal/kv"
@@ -22,16 +23,13 @@ type Status struct {
 
 // A PeerStatus is one peer as this engine's loads see it.
 type PeerStatus struct {
-	Engine      kv.EngineID // empty until a handshake succeeded
-	Addr        string
-	Incarnation Incarnation
-	State       string // idle, handshake, reconnecting, ready
-	Epoch       kv.Epoch
-	TP          int
-	BlockTokens int
-	Path        string // of the first rank, and why it was chosen
-	Why         string
-	Err         string // of the last handshake that failed
+	Engine kv.EngineID // empty until a handshake succeeded
+	Addr   string
+	State  string // idle, handshake, reconnecting, ready
+	Epoch  kv.Epoch
+	Path   string // of the first rank, and why it was chosen
+	Why    string
+	Err    string // of the last handshake that failed
 }
 
 // Status returns a snapshot.
@@ -43,7 +41,7 @@ func (c *Connector) Status() Status {
 	c.peers.mu.Lock()
 	s.Peers = append(s.Peers, c.peers.status...)
 	c.peers.mu.Unlock()
-	sort.Slice(s.Peers, func(i, j int) bool { return s.Peers[i].Addr < s.Peers[j].Addr })
+	slices.SortFunc(s.Peers, func(a, b PeerStatus) int { return strings.Compare(a.Addr, b.Addr) })
 	c.mu.Lock()
 	s.Loads, s.Tracked = len(c.loads), c.tracked
 	c.mu.Unlock()
@@ -51,12 +49,12 @@ func (c *Connector) Status() Status {
 }
 
 func peerStatus(p core.PeerInfo[*view]) PeerStatus {
-	s := PeerStatus{Addr: p.Key.Addr, Incarnation: p.Key.Incarnation, State: p.State.String()}
+	s := PeerStatus{Addr: p.Key.Addr, State: p.State.String()}
 	if p.Err != nil {
 		s.Err = p.Err.Error()
 	}
 	if v := p.View; v != nil && v.hello != nil {
-		s.Engine, s.Epoch, s.TP, s.BlockTokens = v.hello.Engine, v.hello.Epoch, len(v.hello.Ranks), v.hello.BlockTokens
+		s.Engine, s.Epoch = v.hello.Engine, v.hello.Epoch
 		if len(v.links) > 0 {
 			s.Path, s.Why = v.links[0].remote.Path()
 		}

@@ -73,14 +73,14 @@ func (c *Connector) renew(ctx context.Context, key core.PeerKey, ids []LeaseID) 
 	defer cancel()
 	v, err := c.peers.get(ctx, key, 0)
 	if err != nil {
-		c.log().Debug("heartbeat not sent", "remote_addr", key.Addr, "leases", len(ids), "error", err)
+		c.cfg.Log.Debug("heartbeat not sent", "remote_addr", key.Addr, "leases", len(ids), "error", err)
 		return
 	}
 	defer v.release()
 	for len(ids) > 0 {
 		n := min(len(ids), maxRenewals)
 		if _, err := v.conn.Call(ctx, KindRenew, encodeLeases(key.Incarnation, ids[:n])); err != nil {
-			c.log().Debug("heartbeat not answered", "remote_addr", key.Addr, "leases", len(ids), "error", err)
+			c.cfg.Log.Debug("heartbeat not answered", "remote_addr", key.Addr, "leases", len(ids), "error", err)
 			return
 		}
 		ids = ids[n:]

@@ -74,7 +74,7 @@ var coreMutants = []listed{
 	},
 	{
 		File: leaseFile, Tests: "TestRenewalIsCappedAndNeverShortens",
-		Old: "if last := l.granted.Add(t.limits.Cap); to.After(last) {", New: "if last := l.granted.Add(t.limits.Cap); false && to.After(last) {",
+		Old: "if last := l.granted.Add(t.limits.longest()); to.After(last) {", New: "if last := l.granted.Add(t.limits.longest()); false && to.After(last) {",
 		Why: "a lease is renewed for ever",
 	},
 	{

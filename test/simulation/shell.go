@@ -48,7 +48,7 @@ func newShell(n *node) *shell {
 		n: n, w: n.w, claims: map[core.LeaseID]core.Running{}, peers: core.NewPeerTable[*view](peerIdle),
 		reports: make(chan connector.LoadReport, 1024), freed: make(chan []kv.BlockID, 4096),
 		waiters: map[uint64]*waiter{},
-		limits:  core.LeaseLimits{Lease: n.lease, Extend: n.lease * 2 / 3, Cap: 10 * n.lease, MaxClaim: n.w.maxClaim},
+		limits:  core.LeaseLimits{Lease: n.lease, MaxClaim: n.w.maxClaim},
 	}
 	s.leases = core.NewLeaseTable(n.inc, n.epoch, factors, s.limits)
 	return s

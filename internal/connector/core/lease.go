@@ -13,10 +13,14 @@ import (
 // LeaseLimits bound the life of leases and claims.
 type LeaseLimits struct {
 	Lease    time.Duration // from grant to expiry while nothing renews it
-	Extend   time.Duration // what a renewal gives from its arrival
-	Cap      time.Duration // no renewal reaches beyond grant + Cap
 	MaxClaim time.Duration // longest claim
 }
+
+// extension is what a renewal gives from its arrival.
+func (l LeaseLimits) extension() time.Duration { return l.Lease * 2 / 3 }
+
+// longest is how long after its grant renewals keep a lease at most.
+func (l LeaseLimits) longest() time.Duration { return 10 * l.Lease }
 
 // An EndReason says how a lease ended.
 type EndReason uint8
@@ -292,8 +296,8 @@ func (t *LeaseTable) renew(id LeaseID, now time.Time) Verdict {
 	case t.draining:
 		return VerdictDraining
 	}
-	to := now.Add(t.limits.Extend)
-	if last := l.granted.Add(t.limits.Cap); to.After(last) {
+	to := now.Add(t.limits.extension())
+	if last := l.granted.Add(t.limits.longest()); to.After(last) {
 		to = last
 	}
 	if to.After(l.deadline) {

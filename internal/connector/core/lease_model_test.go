@@ -109,7 +109,7 @@ func (t *slowTable) handle(event any, now time.Time) (e LeaseEffects) {
 		case t.draining:
 			e.Verdict = VerdictDraining
 		default:
-			age := min(now.Sub(l.granted)+testLimits.Extend, testLimits.Cap)
+			age := min(now.Sub(l.granted)+testExtension, testLongest)
 			if at := l.granted.Add(age); at.After(l.deadline) {
 				l.deadline = at
 			}
@@ -237,7 +237,7 @@ func TestLeaseTableEqualsTheSlowOne(t *testing.T) {
 			compareHeld(t, table, slow)
 		}
 		// Whatever happened, time alone brings every block back.
-		now = now.Add(testLimits.Cap + testLimits.MaxClaim)
+		now = now.Add(testLongest + testLimits.MaxClaim)
 		table.Handle(TickEvent{}, now)
 		if _, ok := table.Next(); ok || table.Len() != 0 {
 			t.Fatalf("%d leases live for ever", table.Len())

@@ -15,9 +15,13 @@ import (
 var (
 	testSelf   = Incarnation{1}
 	testCaller = CallerID{Incarnation{2}, 7}
-	testLimits = LeaseLimits{
-		Lease: 30 * time.Second, Extend: 20 * time.Second, Cap: 300 * time.Second, MaxClaim: 2 * time.Minute,
-	}
+	testLimits = LeaseLimits{Lease: 30 * time.Second, MaxClaim: 2 * time.Minute}
+)
+
+// What testLimits make of a renewal: two thirds of a lease, and ten leases in all.
+const (
+	testExtension = 20 * time.Second
+	testLongest   = 300 * time.Second
 )
 
 func newTestTable() *LeaseTable { return NewLeaseTable(testSelf, 1, [32]byte{9}, testLimits) }
@@ -268,7 +272,7 @@ func TestLeaseTableAgainstAModel(t *testing.T) {
 			case 0:
 				if id = (LeaseID{byte(n + 1)}); live[id] == nil && seen[id] == 0 {
 					e = table.Handle(grantOf(byte(n+1)), now)
-					live[id] = &model{deadline: now.Add(testLimits.Lease), cap: now.Add(testLimits.Cap)}
+					live[id] = &model{deadline: now.Add(testLimits.Lease), cap: now.Add(testLongest)}
 				}
 			case 1:
 				e = table.Handle(claimOf(pick), now)
@@ -283,7 +287,7 @@ func TestLeaseTableAgainstAModel(t *testing.T) {
 				if (e.Verdict == VerdictOK) != (m != nil) {
 					t.Fatalf("renew: %v", e.Verdict)
 				}
-				if to := now.Add(testLimits.Extend); m != nil && to.After(m.deadline) {
+				if to := now.Add(testExtension); m != nil && to.After(m.deadline) {
 					m.deadline = to
 					if to.After(m.cap) {
 						m.deadline = m.cap
