@@ -63,3 +63,27 @@ func TestAClientThatHangsUpHalfIsToldSo(t *testing.T) {
 		}
 	}
 }
+
+// A decode engine that dies in the middle of an event has interrupted the stream,
+// of one prompt or of a list; nobody blames what it sent. A whole end mark is the
+// end, though its empty line is missing.
+func TestStreamThatBreaksWithinAnEvent(t *testing.T) {
+	const event = "data: {\"id\":\"a\",\"created\":1,\"choices\":[{\"index\":0,\"text\":\"t\"}]}\n\n"
+	for _, prompt := range []string{`"a"`, `["a","b"]`} {
+		for last, want := range map[string]string{`data: {"id":"a","choi`: interrupted, "data: [DON": interrupted, "data: [DONE]": "ok"} {
+			log, logger := logged()
+			_, d, _, url := pair(t, Config{Log: logger})
+			d.set(hooks{decode: func(w http.ResponseWriter, _ *http.Request, _ []byte) bool {
+				w.Header().Set("Content-Type", "text/event-stream")
+				fmt.Fprint(w, event)
+				_ = http.NewResponseController(w).Flush()
+				fmt.Fprint(w, last)
+				return true
+			}})
+			_, _, body := post(t, url+"/v1/completions", `{"prompt":`+prompt+`,"stream":true}`)
+			if l := requests(t, log, 1); l[0]["outcome"] != want || strings.Contains(body, "\"error\"") != (want == interrupted) {
+				t.Errorf("%s, %s: %v\n%s", prompt, last, l[0]["outcome"], body)
+			}
+		}
+	}
+}

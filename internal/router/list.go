@@ -115,6 +115,7 @@ func (c *call) listFlow(ctx context.Context, prompt json.RawMessage, send func(p
 	}
 	s := bufio.NewScanner(body)
 	s.Buffer(nil, maxEvent)
+	s.Split(wholeLines)
 	for s.Scan() {
 		data, ok := bytes.CutPrefix(s.Bytes(), []byte("data: "))
 		if !ok {
@@ -133,6 +134,15 @@ func (c *call) listFlow(ctx context.Context, prompt json.RawMessage, send func(p
 	}
 	leg.flow.Decode().Suspect()
 	send(piece{fail: cut(leg.flow.Decode().Name())})
+}
+
+// wholeLines is bufio.ScanLines without the part of a line that a broken stream
+// ends with, which is no event; a whole end mark is one.
+func wholeLines(data []byte, atEOF bool) (advance int, line []byte, err error) {
+	if atEOF && bytes.IndexByte(data, '\n') < 0 && !endMark(data) {
+		return len(data), nil, nil
+	}
+	return bufio.ScanLines(data, atEOF)
 }
 
 // A merge puts the answers of a list's flows together.
