@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"tandem/internal/bystander/logtest"
 	"tandem/internal/chat"
 	"tandem/internal/connector"
 	"tandem/internal/engine"
@@ -390,7 +392,8 @@ func TestKeysMethodsAndPaths(t *testing.T) {
 }
 
 func TestDrainRefusesNewRequests(t *testing.T) {
-	r := start(t, sim.Config{}, engine.Config{}, Config{})
+	b := &logtest.Book{}
+	r := start(t, sim.Config{}, engine.Config{}, Config{Log: slog.New(slog.NewJSONHandler(b, nil))})
 	r.server.Drain()
 	for _, a := range []answer{r.post("/v1/completions", `{"prompt":"x"}`), r.do("GET", "/health/ready", nil)} {
 		if a.status != 503 || a.header.Get("Retry-After") != "1" {
@@ -399,6 +402,9 @@ func TestDrainRefusesNewRequests(t *testing.T) {
 	}
 	if a := r.do("GET", "/health", nil); a.status != 200 {
 		t.Errorf("/health: %d", a.status)
+	}
+	if l := b.Records(t, "request failed"); len(l) != 1 { // the request; a probe asks every second, and fails nothing
+		t.Errorf("logged: %s", b)
 	}
 }
 

@@ -152,15 +152,16 @@ func (s *Server) release(w http.ResponseWriter, q *http.Request) {
 }
 
 // health says whether the engine lives: it has not ended, and its loop does not
-// hang. The answer costs nothing and wakes nothing.
+// hang. The answer costs nothing, wakes nothing and is not logged: the engine has
+// said what is wrong, and who probes asks once a second.
 func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 	st := s.cfg.Engine.Status()
 	switch {
 	case s.cfg.Engine.Err() != nil || st.Dead != "":
-		s.fail(w, openai.NewError(http.StatusServiceUnavailable, "", "the engine has ended with an error"))
+		s.answerError(w, openai.NewError(http.StatusServiceUnavailable, "", "the engine has ended with an error"))
 		return
 	case st.Hung:
-		s.fail(w, openai.NewError(http.StatusServiceUnavailable, "", "the engine has made no progress for %.0f s", st.Stalled.Seconds()))
+		s.answerError(w, openai.NewError(http.StatusServiceUnavailable, "", "the engine has made no progress for %.0f s", st.Stalled.Seconds()))
 		return
 	}
 	w.WriteHeader(http.StatusOK)
@@ -169,7 +170,7 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 // ready says whether new requests are served.
 func (s *Server) ready(w http.ResponseWriter, q *http.Request) {
 	if s.draining.Load() || s.cfg.Engine.Status().Draining {
-		s.fail(w, openai.NewError(http.StatusServiceUnavailable, "", "the engine is shutting down"))
+		s.answerError(w, openai.NewError(http.StatusServiceUnavailable, "", "the engine is shutting down"))
 		return
 	}
 	s.health(w, q)

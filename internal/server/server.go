@@ -234,13 +234,18 @@ func (s *Server) named(model string) error {
 // fail writes the error body of err and returns what the client sees.
 func (s *Server) fail(w http.ResponseWriter, err error) {
 	e := answerTo(err)
-	if e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests {
-		w.Header().Set("Retry-After", "1")
-	}
 	// A load's failure was logged where it was met, and a storm of them is few lines
 	// there; the request's own line names it too.
 	if _, load := errors.AsType[*connector.LoadError](err); e.Status >= 500 && !load {
 		s.cfg.Log.Error("request failed", "id", w.Header().Get("X-Request-Id"), "status", e.Status, "err", err)
+	}
+	s.answerError(w, e)
+}
+
+// answerError is fail for what is no news to the log.
+func (s *Server) answerError(w http.ResponseWriter, e *openai.Error) {
+	if e.Status == http.StatusServiceUnavailable || e.Status == http.StatusTooManyRequests {
+		w.Header().Set("Retry-After", "1")
 	}
 	_ = s.write(w, e.Status, e) // a client that has gone needs no error
 }
