@@ -123,12 +123,3 @@ func (t *Template) Render(in Input) ([]Part, error) {
 	}
 	return parts, nil
 }
-
-// Join returns the whole text of parts.
-func Join(parts []Part) string {
-	var b textBuilder
-	for _, p := range parts {
-		b.b.WriteString(p.Text)
-	}
-	return b.b.String()
-}

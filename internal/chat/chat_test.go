@@ -2,6 +2,7 @@ package chat
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"os"
@@ -209,4 +210,25 @@ func TestInputsThatCannotBeRendered(t *testing.T) {
 			t.Errorf("%s: got %v, want %s", c.msg, err, c.want)
 		}
 	}
+}
+
+// Join returns the whole text of parts.
+func Join(parts []Part) string {
+	var b strings.Builder
+	for _, p := range parts {
+		b.WriteString(p.Text)
+	}
+	return b.String()
+}
+
+// TextMessage makes a message with a role and a string as content.
+func TextMessage(role, content string) Message {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(struct { // strings always encode
+		Role    string `json:"role"`
+		Content string `json:"content"`
+	}{role, content})
+	return bytes.TrimSpace(b.Bytes())
 }

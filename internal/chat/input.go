@@ -15,18 +15,6 @@ import (
 // "role" and, mostly, "content". Its members reach the template in their order.
 type Message = json.RawMessage
 
-// TextMessage makes a message with a role and a string as content.
-func TextMessage(role, content string) Message {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	_ = enc.Encode(struct { // strings always encode
-		Role    string `json:"role"`
-		Content string `json:"content"`
-	}{role, content})
-	return bytes.TrimSpace(b.Bytes())
-}
-
 // Input is what a template renders.
 type Input struct {
 	Messages            []Message

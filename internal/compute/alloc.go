@@ -45,21 +45,6 @@ func pages(b []byte) []byte {
 	return unsafe.Slice(unsafe.SliceData(b), (cap(b)+hugePage-1)&^(hugePage-1))
 }
 
-// addr returns the address of b.
-func addr(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
-
-// Discard gives the pages of b, which Alloc returned, back to the system; b
-// stays mapped and reads as zeros.
-func Discard(b []byte) error {
-	if cap(b) == 0 {
-		return nil
-	}
-	if err := unix.Madvise(pages(b), unix.MADV_DONTNEED); err != nil {
-		return fmt.Errorf("compute: discarding a map of %d bytes: %w", cap(b), err)
-	}
-	return nil
-}
-
 // Free unmaps b, which Alloc returned; it must not be used any more.
 func Free(b []byte) error {
 	if cap(b) == 0 {

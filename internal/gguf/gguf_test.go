@@ -26,7 +26,6 @@ func sample() *gguftest.Writer {
 	w.Bool("b", true)
 	w.Strings("ss", []string{"a", "", "ccc"})
 	w.Int32s("is", []int32{1, -2, 3})
-	w.Float32s("fs", []float32{1, -0.5})
 	w.Tensor("t", gguf.Q8_0, []uint64{32, 2}, make([]byte, 68))
 	w.Tensor("v", gguf.F32, []uint64{3}, []byte("abcdefghijkl"))
 	return w
@@ -61,8 +60,6 @@ func TestGettersReturnWhatWasWritten(t *testing.T) {
 	check(ss, err, []string{"a", "", "ccc"})
 	is, err := f.Ints("is")
 	check(is, err, []int64{1, -2, 3})
-	fs, err := f.Floats("fs")
-	check(fs, err, []float64{1, -0.5})
 	n, err := f.Len("ss")
 	check(n, err, 3)
 	check(f.Keys()[:3], nil, []string{"s", "u", "i8"})
@@ -91,7 +88,6 @@ func TestGettersRefuseOtherTypes(t *testing.T) {
 		{"scalar as array", func() error { _, err := f.Len("u"); return err }, "not an array"},
 		{"strings as integers", func() error { _, err := f.Ints("ss"); return err }, "is array of string, not an array of integers"},
 		{"integers as strings", func() error { _, err := f.Strings("is"); return err }, "is array of int32"},
-		{"integers as floats", func() error { _, err := f.Floats("is"); return err }, "not an array of floats"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

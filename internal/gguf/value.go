@@ -196,19 +196,3 @@ func (f *File) Ints(key string) ([]int64, error) {
 	}
 	return out, nil
 }
-
-// Floats returns an array of float32 or float64 values.
-func (f *File) Floats(key string) ([]float64, error) {
-	v, err := f.array(key, "an array of floats")
-	if err != nil {
-		return nil, err
-	}
-	if v.elem != kindFloat32 && v.elem != kindFloat64 {
-		return nil, f.wrong(key, v, "an array of floats")
-	}
-	out := make([]float64, v.n)
-	for i := range out {
-		out[i], _ = float(v.elem, f.data[v.off+uint64(i)*kindSizes[v.elem]:v.end])
-	}
-	return out, nil
-}

@@ -11,23 +11,6 @@ func (t *Tokenizer) Piece(id int32) string {
 	return t.pieces[id]
 }
 
-// Decode returns the bytes of ids one after the other, unchanged: a list may
-// begin or end inside a character. Control tokens give their text when special
-// is set and nothing otherwise.
-func (t *Tokenizer) Decode(ids []int32, special bool) []byte {
-	n := 0
-	for _, id := range ids {
-		n += len(t.Piece(id))
-	}
-	out := make([]byte, 0, n)
-	for _, id := range ids {
-		if special || !t.IsControl(id) {
-			out = append(out, t.Piece(id)...)
-		}
-	}
-	return out
-}
-
 // DecodeText returns the text of ids as valid UTF-8: what a Decoder returns for
 // them in all.
 func (t *Tokenizer) DecodeText(ids []int32, special bool) string {

@@ -390,3 +390,20 @@ func Example() {
 	fmt.Println(ids)
 	// Output: [256 60 124 101 111 115 124 62]
 }
+
+// Decode returns the bytes of ids one after the other, unchanged: a list may
+// begin or end inside a character. Control tokens give their text when special
+// is set and nothing otherwise.
+func (t *Tokenizer) Decode(ids []int32, special bool) []byte {
+	n := 0
+	for _, id := range ids {
+		n += len(t.Piece(id))
+	}
+	out := make([]byte, 0, n)
+	for _, id := range ids {
+		if special || !t.IsControl(id) {
+			out = append(out, t.Piece(id)...)
+		}
+	}
+	return out
+}

@@ -291,11 +291,6 @@ type Info struct {
 	Running    int `json:"running"`
 	Waiting    int `json:"waiting"`
 	Loading    int `json:"loading"`
-	Peers      []struct {
-		EngineID string `json:"engine_id"`
-		Path     string `json:"path"`
-		Reason   string `json:"reason"`
-	} `json:"peers"`
 }
 
 // Info asks an engine for its blocks and leases.

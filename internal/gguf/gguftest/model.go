@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"tandem/internal/gguf"
@@ -48,16 +46,6 @@ func TinyTP() Spec {
 	s := Tiny()
 	s.Name, s.Width, s.Heads, s.KVHeads, s.FFN = "tiny-tp", 128, 8, 4, 256
 	return s
-}
-
-// WriteFile writes the model into a directory of t and returns the path.
-func (s Spec) WriteFile(t testing.TB) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), s.Name+".gguf")
-	if err := os.WriteFile(path, s.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 // Open returns the model as a file in memory.

@@ -126,14 +126,6 @@ func (w *Writer) Int32s(key string, v []int32) {
 	}
 }
 
-// Float32s appends an array of float32.
-func (w *Writer) Float32s(key string, v []float32) {
-	e := w.array(key, typeFloat32, len(v))
-	for _, x := range v {
-		e.u32(math.Float32bits(x))
-	}
-}
-
 // Tensor appends a tensor. Dims holds the contiguous dimension first.
 func (w *Writer) Tensor(name string, typ gguf.Type, dims []uint64, data []byte) {
 	w.tensors = append(w.tensors, tensor{name, dims, typ, data})
