@@ -140,20 +140,8 @@ func (o *output) abort(f *failure) {
 	_ = o.write(b.Bytes()) // the client may be gone as well
 }
 
-// serveOne answers a call of one flow: the decode engine's bytes as they come.
-func (c *call) serveOne(w *recorder, q *http.Request) {
-	leg, fail := c.run(q.Context(), nil)
-	if fail != nil {
-		c.blame(w.Header(), fail)
-		fail.write(w)
-		return
-	}
-	if leg == nil {
-		w.leave(q.Context())
-		return
-	}
-	defer closeBody(leg.resp.Body)
-	h := w.Header()
+// head sets the header of an answer of one flow.
+func (c *call) head(h http.Header, leg *begun) {
 	c.describe(h, leg.flow)
 	for _, k := range []string{"Content-Type", "Cache-Control"} {
 		if v := leg.resp.Header.Get(k); v != "" {
@@ -169,6 +157,22 @@ func (c *call) serveOne(w *recorder, q *http.Request) {
 	if !c.stream && leg.resp.ContentLength >= 0 {
 		h.Set("Content-Length", leg.resp.Header.Get("Content-Length"))
 	}
+}
+
+// serveOne answers a call of one flow: the decode engine's bytes as they come.
+func (c *call) serveOne(w *recorder, q *http.Request) {
+	leg, fail := c.run(q.Context(), nil)
+	if fail != nil {
+		c.blame(w.Header(), fail)
+		fail.write(w)
+		return
+	}
+	if leg == nil {
+		w.leave(q.Context())
+		return
+	}
+	defer closeBody(leg.resp.Body)
+	c.head(w.Header(), leg)
 	w.WriteHeader(leg.resp.StatusCode)
 	out := c.output(w)
 	pending := leg.first // not yet passed on
