@@ -345,7 +345,7 @@ func TestAClientThatHangsUpHalfIsToldSo(t *testing.T) {
 func TestAClientThatReadsNothingIsCut(t *testing.T) {
 	statuses := make(chan int, 100)
 	r := start(t, sim.Config{EOSEvery: -1, MaxLen: 1 << 16, Blocks: 1 << 14}, engine.Config{MaxOutputs: 1 << 10},
-		Config{WriteTimeout: 200 * time.Millisecond, Metrics: Metrics{Request: func(_, _ string, status int, _ time.Duration) { statuses <- status }}})
+		Config{WriteTimeout: 200 * time.Millisecond, Metrics: Metrics{Request: func(_, _ string, status int) { statuses <- status }}})
 	const stuck = 8
 	body := object("prompt", `"x"`, "max_tokens", "60000", "stream", "true", "logprobs", "20")
 	for range stuck {

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"tandem/internal/bystander/logtest"
 	"tandem/internal/engine"
@@ -19,7 +18,7 @@ func TestOneLogLinePerRequest(t *testing.T) {
 	answered := make(chan struct{}, 3) // the line is written before this
 	r := start(t, sim.Config{EOSEvery: -1}, engine.Config{}, Config{
 		Log:     slog.New(slog.NewJSONHandler(b, nil)),
-		Metrics: Metrics{Request: func(string, string, int, time.Duration) { answered <- struct{}{} }},
+		Metrics: Metrics{Request: func(string, string, int) { answered <- struct{}{} }},
 	})
 	for _, stream := range []string{"false", "true"} {
 		r.do(http.MethodPost, "/v1/completions", []byte(`{"prompt":["ab","cd"],"n":2,"max_tokens":3,"tools":[],"y":1,"stream":`+stream+`}`), "X-Request-Id", "s"+stream)

@@ -76,7 +76,7 @@ type Config struct {
 type Metrics struct {
 	// Request tells of an answered request. Status is openai.StatusClientGone
 	// for one whose client left.
-	Request func(path, method string, status int, d time.Duration)
+	Request func(path, method string, status int)
 
 	// Params tells of the parameters of a prompt that was submitted.
 	Params func(n, maxTokens int)
@@ -84,7 +84,7 @@ type Metrics struct {
 
 // fill makes every function safe to call.
 func (m *Metrics) fill(h *bystander.Hooks) {
-	m.Request = bystander.Safe4(h, m.Request)
+	m.Request = bystander.Safe3(h, m.Request)
 	m.Params = bystander.Safe2(h, m.Params)
 }
 
@@ -176,7 +176,6 @@ func (s *Server) Handler() http.Handler { return s }
 
 // ServeHTTP answers one request. Paths are compared, never cleaned or joined.
 func (s *Server) ServeHTTP(w http.ResponseWriter, q *http.Request) {
-	begun := time.Now()
 	rec := &recorder{ResponseWriter: w}
 	openai.Arm(http.NewResponseController(rec), s.cfg.WriteTimeout)
 	rec.Header().Set("X-Request-Id", openai.RequestID(q.Header))
@@ -202,7 +201,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 		}
 		r.serve(rec, q)
 	}
-	s.cfg.Metrics.Request(label, method(q.Method), max(rec.status, http.StatusOK), time.Since(begun))
+	s.cfg.Metrics.Request(label, method(q.Method), max(rec.status, http.StatusOK))
 }
 
 // method returns m when it is a known method: labels of metrics are bounded.

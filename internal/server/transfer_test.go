@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"tandem/internal/bystander/logtest"
 	"tandem/internal/engine"
@@ -177,7 +176,7 @@ func TestMetricsThatPanicChangeNothing(t *testing.T) {
 	}
 	quiet := start(t, sim.Config{}, engine.Config{}, Config{})
 	r := start(t, sim.Config{}, engine.Config{}, Config{Metrics: Metrics{
-		Request: func(string, string, int, time.Duration) { boom() }, Params: func(int, int) { boom() },
+		Request: func(string, string, int) { boom() }, Params: func(int, int) { boom() },
 	}})
 	for _, stream := range []string{"false", "true"} {
 		body := object("prompt", `"abcdef"`, "temperature", "0", "max_tokens", "5", "stream", stream)
@@ -214,7 +213,7 @@ func TestFailedLoadIsOneLineOfTheServer(t *testing.T) {
 	r := start(t, sim.Config{}, engine.Config{Connector: l, Policy: engine.PolicyFail},
 		Config{
 			Connector: l, AllowRequestPolicy: true, Log: slog.New(slog.NewJSONHandler(&log, nil)),
-			Metrics: Metrics{Request: func(string, string, int, time.Duration) { answered <- struct{}{} }},
+			Metrics: Metrics{Request: func(string, string, int) { answered <- struct{}{} }},
 		})
 	if a := r.post("/v1/completions", "{"+offer(t, l, 1)+"}"); a.status != 500 {
 		t.Fatalf("%d %s", a.status, a.raw)

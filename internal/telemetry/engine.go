@@ -265,7 +265,7 @@ func (t *Engine) serverMetrics(cfg EngineConfig) {
 	n := t.histogram("vllm:request_params_n", "Choices that a request asked for (n).", choices)
 	maxTokens := t.histogram("vllm:request_params_max_tokens", "max_tokens of a request that set it.", oneTwoFive(cfg.MaxModelLen))
 	t.Server = server.Metrics{
-		Request: func(path, method string, status int, _ time.Duration) {
+		Request: func(path, method string, status int) {
 			requests.WithLabelValues(path, method, statusClass(status)).Inc()
 		},
 		Params: func(choices, most int) {

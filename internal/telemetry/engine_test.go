@@ -37,7 +37,7 @@ func TestEngineMetricsHaveVLLMsNamesAndBuckets(t *testing.T) {
 	m.Connector.Transfer(connector.Transfer{Peer: "P1", Bytes: 4000, Tiles: 3, Pieces: 12, Duration: time.Millisecond})
 	m.Connector.Expired()
 	m.Server.Params(3, 50)
-	m.Server.Request("/v1/completions", "POST", 200, time.Second)
+	m.Server.Request("/v1/completions", "POST", 200)
 	text := scrape(t, m)
 	l := `{engine="0",model_name="m"`
 	for _, want := range []string{

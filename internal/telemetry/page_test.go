@@ -95,7 +95,7 @@ func everyFamily(t *testing.T) map[string]*family {
 	}
 	m.Connector.ReturnFailed("P1")
 	m.Connector.Transfer(connector.Transfer{Peer: "P1"})
-	m.Server.Request("/v1/completions", "POST", 200, 0)
+	m.Server.Request("/v1/completions", "POST", 200)
 	families(t, m.reg, all)
 
 	reg, r := routerMetrics("v")
