@@ -110,6 +110,8 @@ func TestMisfitNamesBothEngines(t *testing.T) {
 		{Member{}, b, ""},
 		{a, b, "kv_type is f16 on p:1 and f32 on d:2"},
 		{a, Member{Fingerprint: "3"}, "layers is 2 on p:1 and (absent) on d:2"},
+		{Member{Incarnation: "i"}, Member{Incarnation: "j"}, ""},
+		{Member{Incarnation: "i"}, Member{Incarnation: "i"}, "they are one engine, which cannot read its own KV: give another one, or use this one without a router"},
 		{Member{Fingerprint: "3"}, a, "fingerprint is 3 on p:1 and 1 on d:2"},
 	} {
 		if got := c.m.Misfit("p:1", c.o, "d:2"); got != c.want {

@@ -14,6 +14,9 @@ type Member struct {
 	// one, "router" for no engine at all.
 	Role string `json:"role"`
 
+	// Incarnation is drawn by each start of an engine; "" is unknown.
+	Incarnation string `json:"incarnation"`
+
 	// Fingerprint is equal for engines that can read each other's KV; "" is
 	// unknown. Factors are what it sums up.
 	Fingerprint string   `json:"fingerprint"`
@@ -61,6 +64,9 @@ func (m Member) unable(role Role) string {
 func (m Member) Misfit(here string, o Member, there string) string {
 	differ := func(name, mine, other string) string {
 		return fmt.Sprintf("%s is %s on %s and %s on %s", name, clip(mine), here, clip(other), there)
+	}
+	if m.Incarnation != "" && m.Incarnation == o.Incarnation {
+		return "they are one engine, which cannot read its own KV: give another one, or use this one without a router"
 	}
 	if m.Fingerprint == "" || o.Fingerprint == "" || m.Fingerprint == o.Fingerprint {
 		return ""

@@ -20,8 +20,8 @@ func (s *standIn) tell(role, fingerprint string) *standIn {
 			next.ServeHTTP(w, q)
 			return
 		}
-		fmt.Fprintf(w, `{"version":"test","tandem":{"role":%q,"fingerprint":%q,"factors":[{"name":"layers","value":"2"},{"name":"kv_type","value":%q}]}}`,
-			role, fingerprint, "type of "+fingerprint)
+		fmt.Fprintf(w, `{"version":"test","tandem":{"role":%q,"incarnation":%q,"fingerprint":%q,"factors":[{"name":"layers","value":"2"},{"name":"kv_type","value":%q}]}}`,
+			role, "start of "+s.name, fingerprint, "type of "+fingerprint)
 	})
 	return s
 }
@@ -189,6 +189,22 @@ func TestNoEngineIsPairedWithItself(t *testing.T) {
 	}
 	if r, _ := front(t, Config{}, []*standIn{a}, []*standIn{a, b}); !r.ready() {
 		t.Error("A and B are no pair")
+	}
+}
+
+// H112: nor with itself by another name.
+func TestOneEngineByTwoNames(t *testing.T) {
+	e := newStandIn(t, "E").tell("kv_both", "a")
+	twin := &standIn{Server: &httptest.Server{URL: strings.Replace(e.URL, "127.0.0.1", "localhost", 1)}}
+	r, url := front(t, Config{}, []*standIn{e}, []*standIn{twin})
+	if status, body := get(t, url+"/health"); status != http.StatusServiceUnavailable || !strings.Contains(body, "they are one engine") || r.ready() {
+		t.Errorf("health %d %s", status, body)
+	}
+	if code, _, body := post(t, url+"/v1/completions", `{"prompt":"a"}`); code != http.StatusServiceUnavailable {
+		t.Errorf("a request: %d %s", code, body)
+	}
+	if b, _ := e.got(); len(b) != 0 {
+		t.Errorf("it was asked: %s", b)
 	}
 }
 
