@@ -60,7 +60,7 @@ func (s *Scheduler) run(r *request, budget int) int {
 // tokens. It returns the number of tokens planned, or waits.
 func (s *Scheduler) start(r *request, budget int) int {
 	cache := !r.NoCache // without PrefixCache the index is empty
-	var hits, idle int // blocks; idle ones count as free
+	var hits, idle int  // blocks; idle ones count as free
 	if cache {
 		hits, idle = s.pool.Match(r.tokens, r.Salt)
 	}
