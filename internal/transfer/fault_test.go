@@ -161,13 +161,7 @@ func TestLostConnectionEndsOnlyItsReads(t *testing.T) {
 				return px.l.Addr().String()
 			}})
 			local, remote := lists(64, 64)
-			entered, leave := make(chan struct{}), make(chan struct{})
-			var once sync.Once
-			r := p.plan(t).Read(t.Context(), ReadRequest{Epoch: 1, Local: local, Remote: remote, Check: func(int) error {
-				once.Do(func() { close(entered); <-leave })
-				return nil
-			}})
-			<-entered
+			r, leave := held(t, p.plan(t), local, remote)
 			px.closeAll()
 			<-p.peer.Done()
 			<-r.stop
@@ -247,13 +241,7 @@ func TestReleaseWaitsForReadsAndIsUndone(t *testing.T) {
 		t.Run(path, func(t *testing.T) {
 			p := newPair(t, pairOption{path: path})
 			local, remote := lists(64, 64)
-			entered, leave := make(chan struct{}), make(chan struct{})
-			var once sync.Once
-			r := p.plan(t).Read(t.Context(), ReadRequest{Epoch: 1, Local: local, Remote: remote, Check: func(int) error {
-				once.Do(func() { close(entered); <-leave })
-				return nil
-			}})
-			<-entered
+			r, leave := held(t, p.plan(t), local, remote)
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 			defer cancel()
 			if err := p.local.Release(ctx); !errors.Is(err, context.DeadlineExceeded) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -168,6 +169,20 @@ func lists(n, tiles int) (local, remote []int32) {
 		remote = append(remote, int32(v))
 	}
 	return local, remote
+}
+
+// held starts a read and returns when its first check runs, which waits until
+// leave is closed.
+func held(t testing.TB, p *Plan, local, remote []int32) (r *Read, leave chan struct{}) {
+	t.Helper()
+	entered, leave := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	r = p.Read(t.Context(), ReadRequest{Epoch: 1, Local: local, Remote: remote, Check: func(int) error {
+		once.Do(func() { close(entered); <-leave })
+		return nil
+	}})
+	<-entered
+	return r, leave
 }
 
 func finish(t testing.TB, r *Read) error {

@@ -238,13 +238,7 @@ func TestKilledOwnerLeavesNoMemory(t *testing.T) {
 		t.Fatal("nothing is mapped while the owner lives")
 	}
 	local, remote := lists(256, 256)
-	entered, leave := make(chan struct{}), make(chan struct{})
-	var once sync.Once
-	r := p.plan(t).Read(t.Context(), ReadRequest{Epoch: 1, Local: local, Remote: remote, Check: func(int) error {
-		once.Do(func() { close(entered); <-leave })
-		return nil
-	}})
-	<-entered
+	r, leave := held(t, p.plan(t), local, remote)
 	if err := p.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}

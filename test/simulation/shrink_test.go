@@ -11,15 +11,7 @@ import (
 // A seed that breaks a promise shrinks to what the promise is about, and fails the
 // same way again.
 func TestShrinkKeepsWhatMatters(t *testing.T) {
-	runners, done, err := Runners(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := done(); err != nil {
-			t.Error(err)
-		}
-	}()
+	runners := runnersOf(t, 1)
 	// The promise: request 7 is never answered after a claim was refused.
 	opt := Options{Requests: 20, also: func(w *world) {
 		if w.cover.Cells[fault.Cell{Point: fault.Claim, Action: fault.Error}] == 0 {

@@ -25,6 +25,21 @@ var (
 // enough is how many seeds must meet every edge and every fault often enough.
 const enough = 20_000
 
+// runnersOf returns n runners, whose memory is given back with the test.
+func runnersOf(t *testing.T, n int) []*Runner {
+	t.Helper()
+	runners, done, err := Runners(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := done(); err != nil {
+			t.Error(err)
+		}
+	})
+	return runners
+}
+
 // Every promise holds under every seed.
 func TestSeeds(t *testing.T) {
 	given := map[string]bool{}
@@ -37,15 +52,7 @@ func TestSeeds(t *testing.T) {
 		return
 	}
 	workers := runtime.GOMAXPROCS(0)
-	runners, done, err := Runners(workers)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := done(); err != nil {
-			t.Error(err)
-		}
-	}()
+	runners := runnersOf(t, workers)
 	began := time.Now()
 	var (
 		next   atomic.Uint64
@@ -135,15 +142,7 @@ func TestFlagsWithoutEffectAreErrors(t *testing.T) {
 
 // replay runs one seed.
 func replay(t *testing.T, seed uint64) {
-	runners, done, err := Runners(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := done(); err != nil {
-			t.Error(err)
-		}
-	}()
+	runners := runnersOf(t, 1)
 	opt := Options{Requests: *requests}
 	if *trace {
 		opt.Trace = os.Stdout
@@ -171,15 +170,7 @@ func report(t *testing.T, r *Runner, v *BrokenError) {
 // The same seed has the same history, event by event, whatever ran before on the
 // same memory.
 func TestSeedsRepeat(t *testing.T) {
-	runners, done, err := Runners(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := done(); err != nil {
-			t.Error(err)
-		}
-	}()
+	runners := runnersOf(t, 1)
 	history := func(seed uint64) string {
 		var out bytes.Buffer
 		if v := runners[0].Run(seed, Options{Requests: 20, Trace: &out}, NewCoverage()); v != nil {
