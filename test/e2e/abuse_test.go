@@ -90,8 +90,9 @@ func (g *rig) unharmed(t *testing.T) {
 	}
 }
 
-// handoff runs a prefill leg on p and returns its kv_transfer_params.
-func handoff(t *testing.T, p *cluster.Proc, prompt []int) map[string]json.RawMessage {
+// handoff runs a prefill leg on p and returns its kv_transfer_params. The prompt is
+// token ids or a text.
+func handoff[P []int | string](t *testing.T, p *cluster.Proc, prompt P) map[string]json.RawMessage {
 	t.Helper()
 	body, err := json.Marshal(map[string]any{"prompt": prompt, "max_tokens": 1, "kv_transfer_params": map[string]any{"do_remote_decode": true}})
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -40,26 +39,6 @@ func trap(t *testing.T) (host string, port int, met *atomic.Int64) {
 	return a.IP.String(), a.Port, met
 }
 
-// handoffOf runs the prefill leg of a prompt on P.
-func handoffOf(t *testing.T, p *cluster.Proc, prompt string) map[string]any {
-	t.Helper()
-	body := `{"prompt":"` + prompt + `","max_tokens":1,"kv_transfer_params":{"do_remote_decode":true}}`
-	resp, err := http.Post(p.URL+"/v1/completions", "application/json", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	var out struct {
-		Params map[string]any `json:"kv_transfer_params"`
-	}
-	dec := json.NewDecoder(resp.Body)
-	dec.UseNumber()
-	if err := dec.Decode(&out); err != nil || out.Params["remote_addr"] == nil {
-		t.Fatalf("hand-off %v: %v", out.Params, err)
-	}
-	return out.Params
-}
-
 // H095: a client makes nobody dial an address: the router refuses its
 // parameters, D those that no engine vouched for; and the address that is free
 // for foreign tools to rewrite is not used.
@@ -67,7 +46,7 @@ func TestNoClientMakesAnEngineDial(t *testing.T) {
 	host, port, met := trap(t)
 	set := cluster.StartSet(t, []string{"--sim", "--num-gpu-blocks-override", "64"}, nil, nil)
 	const prompt = "a prompt that is longer than one block"
-	ask := func(url string, params map[string]any) reply {
+	ask := func(url string, params any) reply {
 		raw, err := json.Marshal(map[string]any{"prompt": prompt, "max_tokens": 2, "temperature": 0, "kv_transfer_params": params})
 		if err != nil {
 			t.Fatal(err)
@@ -75,19 +54,19 @@ func TestNoClientMakesAnEngineDial(t *testing.T) {
 		return send(t, url, "/v1/completions", string(raw))
 	}
 	addr := net.JoinHostPort(host, strconv.Itoa(port))
-	bent := handoffOf(t, set.P, prompt)
+	bent := handoff(t, set.P, prompt)
 	own := bent["remote_addr"]
-	bent["remote_addr"] = addr
+	bent["remote_addr"] = json.RawMessage(strconv.Quote(addr))
 	made := map[string]any{"do_remote_prefill": true, "remote_host": host, "remote_port": port, "remote_engine_id": "P", "remote_block_ids": []int{0}}
-	for _, params := range []map[string]any{bent, made} {
+	for _, params := range []any{bent, made} {
 		for _, url := range []string{set.Router.URL, set.D.URL} {
 			if r := ask(url, params); r.Status != http.StatusBadRequest {
 				t.Errorf("%v: %d %v", params, r.Status, r.Error)
 			}
 		}
 	}
-	rewritten := handoffOf(t, set.P, prompt)
-	rewritten["remote_host"], rewritten["remote_port"] = host, port
+	rewritten := handoff(t, set.P, prompt)
+	rewritten["remote_host"], rewritten["remote_port"] = json.RawMessage(strconv.Quote(host)), json.RawMessage(strconv.Itoa(port))
 	before := decodeCounts(t, set.D).external
 	if r := ask(set.D.URL, rewritten); r.Status != http.StatusOK {
 		t.Errorf("with another remote_host: %d %v", r.Status, r.Error)

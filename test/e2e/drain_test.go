@@ -123,7 +123,7 @@ func TestDrainWaitsForTheLease(t *testing.T) {
 	want := g.want(t, prompt, 6)
 	h := handoff(t, g.P, prompt)
 	g.P.Signal(t, syscall.SIGTERM)
-	cluster.Eventually(t, "P is not ready", func() bool { return !answers(g.P.URL + "/health/ready") })
+	cluster.Eventually(t, "P is not ready", func() bool { return status(g.P.URL+"/health/ready") != http.StatusOK })
 	body, err := json.Marshal(request(prompt, false, 1))
 	if err != nil {
 		t.Fatal(err)

@@ -65,7 +65,7 @@ func TestPrefillEngineIsKilledAndComesBack(t *testing.T) {
 		wg.Wait()
 		args := slices.Concat(sim, again, []string{"--num-gpu-blocks-override", blocks, "--port", port, "--peer-listen", addr})
 		g.P = cluster.Engine(t, "P", "kv_producer", cluster.Token(t), args...).Ready(t)
-		cluster.Eventually(t, "the router has a pair", func() bool { return answers(g.Router.URL + "/health") })
+		cluster.Eventually(t, "the router has a pair", func() bool { return status(g.Router.URL+"/health") == http.StatusOK })
 		if told(); h.Addr != addr || h.Inc == before {
 			t.Errorf("P is %s at %s, was %s at %s", h.Inc, h.Addr, before, addr)
 		}
@@ -75,15 +75,6 @@ func TestPrefillEngineIsKilledAndComesBack(t *testing.T) {
 	if n := g.D.Metric(t, "tandem_peer_handshakes_total", `outcome="ok"`); n != 1+rounds {
 		t.Errorf("%v handshakes, want one for each of %d processes", n, 1+rounds)
 	}
-}
-
-func answers(url string) bool {
-	resp, err := http.Get(url)
-	if err != nil {
-		return false
-	}
-	resp.Body.Close()
-	return resp.StatusCode == http.StatusOK
 }
 
 // H022: P dies at five points of its leg. The client has a definite answer, and D
@@ -175,7 +166,7 @@ func TestDecodeEngineIsKilledAndComesBack(t *testing.T) {
 	}
 	g.P.AllFree(t)
 	g.D = cluster.Engine(t, "D", "kv_consumer", cluster.Token(t), slices.Concat(sim, again, []string{"--port", port})...).Ready(t)
-	cluster.Eventually(t, "the router has a pair", func() bool { return answers(g.Router.URL + "/health") })
+	cluster.Eventually(t, "the router has a pair", func() bool { return status(g.Router.URL+"/health") == http.StatusOK })
 	g.unharmed(t)
 }
 
