@@ -87,7 +87,7 @@ func fieldRows(of reflect.Type, defaults map[string]string) (string, error) {
 			t = t.Elem()
 		}
 		kind := map[reflect.Kind]string{
-			reflect.String: "text", reflect.Bool: "true or false", reflect.Float64: "seconds, 0 to 86400",
+			reflect.String: "text", reflect.Bool: "true or false", reflect.Float64: "seconds, 0.001 to 86400",
 			reflect.Int: "number", reflect.Slice: "list of texts", reflect.Struct: "object",
 		}[t.Kind()]
 		out += fmt.Sprintf("\n| `%s` | %s | %s | %s |", name, kind, cmp.Or(defaults[name], "–"), escape(help))

@@ -177,8 +177,8 @@ func (c *transferConfig) check() error {
 		"kv_lease_duration": c.Extra.LeaseSeconds, "engine_ttl": c.Extra.EngineTTLSeconds, "handshake_timeout": c.Extra.HandshakeSeconds,
 		"load_timeout": c.Extra.LoadSeconds, "no_progress_timeout": c.Extra.StallSeconds,
 	} {
-		if v < 0 || v > 86400 {
-			return fmt.Errorf("--kv-transfer-config: %s %v: want seconds from 0 to 86400", name, v)
+		if v != 0 && (v < shortest.Seconds() || v > 86400) {
+			return fmt.Errorf("--kv-transfer-config: %s %v: want seconds from %v to 86400, or 0 for the default", name, v, shortest.Seconds())
 		}
 	}
 	return nil

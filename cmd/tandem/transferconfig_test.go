@@ -29,6 +29,8 @@ func TestParseTransfer(t *testing.T) {
 		{"policy", `{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_load_failure_policy":"ignore"}`, nil, "ignore"},
 		{"compat", `{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_connector_extra_config":{"enforce_handshake_compat":false}}`, nil, "enforce_handshake_compat"},
 		{"range", `{"kv_connector":"NixlConnector","kv_role":"kv_both"}`, map[string]string{"kv_connector_extra_config.load_timeout": "-1"}, "load_timeout"},
+		{"too short", `{"kv_connector":"NixlConnector","kv_role":"kv_both"}`, map[string]string{"kv_connector_extra_config.kv_lease_duration": "1e-9"}, "kv_lease_duration 1e-09: want seconds from 0.001 to 86400"},
+		{"the default", `{"kv_connector":"NixlConnector","kv_role":"kv_both"}`, map[string]string{"kv_connector_extra_config.kv_lease_duration": "0"}, ""},
 		{"a path", "", map[string]string{"kv_connector": "TandemConnector", "kv_role": "kv_both", "kv_connector_extra_config.transfer_paths": `["tcp"]`}, ""},
 		{"unknown path", "", map[string]string{"kv_connector": "TandemConnector", "kv_role": "kv_both", "kv_connector_extra_config.transfer_paths": `["memfd","rdma"]`}, "rdma"},
 		{"no JSON", `kv_role`, nil, "JSON"},
