@@ -284,13 +284,17 @@ func (t *Engine) Watch(status func() engine.Status, leases func() connector.Leas
 		t.reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: t.with(labels)},
 			func() float64 { return f(status()) }))
 	}
-	const byReason = "vllm:num_requests_waiting_by_reason"
+	const (
+		byReason     = "vllm:num_requests_waiting_by_reason"
+		byReasonHelp = "Requests that wait, by reason: for blocks or a place in the batch (capacity), for the KV of another engine (deferred)."
+		leasesHelp   = "Leases of this engine, by state: nobody reads yet (unclaimed), a decode engine reads now (claimed)."
+	)
 	gauge("vllm:num_requests_running", "Requests that run: they have blocks and take part in steps.", nil, func(s engine.Status) float64 { return float64(s.Stats.Running) })
 	gauge("vllm:num_requests_waiting", "Requests that wait, for blocks or for the KV of another engine.", nil,
 		func(s engine.Status) float64 { return float64(s.Stats.Waiting + s.Stats.Loading) })
-	gauge(byReason, "Requests that wait, by reason: for blocks or a place in the batch (capacity), for the KV of another engine (deferred).", prometheus.Labels{"reason": "capacity"},
+	gauge(byReason, byReasonHelp, prometheus.Labels{"reason": "capacity"},
 		func(s engine.Status) float64 { return float64(s.Stats.Waiting) })
-	gauge(byReason, "Requests that wait, by reason: for blocks or a place in the batch (capacity), for the KV of another engine (deferred).", prometheus.Labels{"reason": "deferred"},
+	gauge(byReason, byReasonHelp, prometheus.Labels{"reason": "deferred"},
 		func(s engine.Status) float64 { return float64(s.Stats.Loading) })
 	gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, from 0 to 1; blocks that only the prefix cache holds are free.", nil, func(s engine.Status) float64 {
 		if s.Stats.Blocks == 0 {
@@ -305,8 +309,8 @@ func (t *Engine) Watch(status func() engine.Status, leases func() connector.Leas
 	if leases == nil {
 		return
 	}
-	gauge("tandem_leases", "Leases of this engine, by state: nobody reads yet (unclaimed), a decode engine reads now (claimed).", prometheus.Labels{"state": "unclaimed"},
+	gauge("tandem_leases", leasesHelp, prometheus.Labels{"state": "unclaimed"},
 		func(engine.Status) float64 { l := leases(); return float64(l.Live - l.Claimed) })
-	gauge("tandem_leases", "Leases of this engine, by state: nobody reads yet (unclaimed), a decode engine reads now (claimed).", prometheus.Labels{"state": "claimed"},
+	gauge("tandem_leases", leasesHelp, prometheus.Labels{"state": "claimed"},
 		func(engine.Status) float64 { return float64(leases().Claimed) })
 }
