@@ -222,6 +222,12 @@ func post(t *testing.T, url, body string) (int, http.Header, string) {
 		t.Fatal(err)
 	}
 	req.Header.Set("X-Request-Id", "client-label")
+	return exchange(t, req)
+}
+
+// exchange sends a request and returns the whole answer.
+func exchange(t *testing.T, req *http.Request) (status int, header http.Header, body string) {
+	t.Helper()
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)
