@@ -28,7 +28,6 @@ func avx512() *Kernels {
 			F32: mulFloatAVX, F16: mulFloatAVX, Q4_0: mulQuantAVX, Q4_1: mulQuantAVX, Q8_0: mulQuantAVX,
 		},
 		quantize: quantizeAVX,
-		add:      func(x, y []float32) { addRow(&x[0], &y[0], len(x)/Lanes) },
 		addParts: func(x, s0, s1, s2, s3 []float32) {
 			addPartsRow(&x[0], &s0[0], &s1[0], &s2[0], &s3[0], len(x)/Lanes)
 		},

@@ -23,7 +23,6 @@ type Kernels struct {
 
 	// Row operations over whole vectors of 16. (What a function value gets by
 	// pointer escapes, so small results are returned.)
-	add      func(x, y []float32)
 	addParts func(x, s0, s1, s2, s3 []float32)
 	sumSq    func(x []float32) [Lanes]float32
 	scaleMul func(out, x, w []float32, scale float32)
@@ -75,7 +74,6 @@ func portable() *Kernels {
 			F32: mulFloatGo, F16: mulFloatGo, Q4_0: mulQuantGo, Q4_1: mulQuantGo, Q8_0: mulQuantGo,
 		},
 		quantize: quantizeGo,
-		add:      addGo,
 		addParts: addPartsGo,
 		sumSq:    sumSqGo,
 		scaleMul: scaleMulGo,

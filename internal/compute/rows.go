@@ -8,23 +8,6 @@ import (
 // whole returns how many of n numbers are in whole vectors.
 func whole(n int) int { return n &^ (Lanes - 1) }
 
-// Add computes x += y; they have the same length.
-func (k *Kernels) Add(x, y []float32) {
-	y = y[:len(x)]
-	w := whole(len(x))
-	if w > 0 {
-		k.add(x[:w], y[:w])
-	}
-	addGo(x[w:], y[w:])
-}
-
-func addGo(x, y []float32) {
-	y = y[:len(x)]
-	for i := range x {
-		x[i] += y[i]
-	}
-}
-
 // AddParts computes x += (s0+s1)+(s2+s3), the partial sums of a matrix whose
 // columns are cut into four segments.
 func (k *Kernels) AddParts(x, s0, s1, s2, s3 []float32) {

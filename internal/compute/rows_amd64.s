@@ -4,24 +4,6 @@
 
 #include "textflag.h"
 
-// func addRow(x *float32, y *float32, nvec int)
-// Requires: AVX, AVX512F
-TEXT ·addRow(SB), NOSPLIT, $0-24
-	MOVQ x+0(FP), AX
-	MOVQ y+8(FP), CX
-	MOVQ nvec+16(FP), DX
-
-addRow_loop:
-	VMOVUPS (AX), Z0
-	VADDPS  (CX), Z0, Z0
-	VMOVUPS Z0, (AX)
-	ADDQ    $0x00000040, AX
-	ADDQ    $0x00000040, CX
-	DECQ    DX
-	JNZ     addRow_loop
-	VZEROUPPER
-	RET
-
 // func addPartsRow(x *float32, s0 *float32, s1 *float32, s2 *float32, s3 *float32, nvec int)
 // Requires: AVX, AVX512F
 TEXT ·addPartsRow(SB), NOSPLIT, $0-48

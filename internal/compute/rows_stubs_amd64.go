@@ -4,11 +4,6 @@
 
 package compute
 
-// addRow computes x += y.
-//
-//go:noescape
-func addRow(x *float32, y *float32, nvec int)
-
 // addPartsRow computes x += (s0+s1)+(s2+s3).
 //
 //go:noescape

@@ -64,7 +64,7 @@ func (a *asm) loop(n Register, body func(), p ...Register) {
 }
 
 func rowKernels(a *asm) {
-	addRows(a)
+	addPartsRow(a)
 	normRows(a)
 	ropeRow(a)
 	siluRow(a)
@@ -82,17 +82,9 @@ func rowKernels(a *asm) {
 	a.RET()
 }
 
-func addRows(a *asm) {
-	a.fn("addRow", "func(x, y *float32, nvec int)", "computes x += y.")
-	x, y, n, v := a.param("x"), a.param("y"), a.param("nvec"), a.ZMM()
-	a.loop(n, func() {
-		a.VMOVUPS(Mem{Base: x}, v)
-		a.VADDPS(Mem{Base: y}, v, v)
-		a.VMOVUPS(v, Mem{Base: x})
-	}, x, y)
-
+func addPartsRow(a *asm) {
 	a.fn("addPartsRow", "func(x, s0, s1, s2, s3 *float32, nvec int)", "computes x += (s0+s1)+(s2+s3).")
-	x, n = a.param("x"), a.param("nvec")
+	x, n := a.param("x"), a.param("nvec")
 	s0, s1, s2, s3 := a.param("s0"), a.param("s1"), a.param("s2"), a.param("s3")
 	u, w := a.ZMM(), a.ZMM()
 	a.loop(n, func() {
