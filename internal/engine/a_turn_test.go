@@ -22,6 +22,9 @@ import (
 	"tandem/internal/sim"
 )
 
+// The name of this file has its tests run first: what breaks the core makes many
+// others wait for what never comes, and these see it at once.
+
 // A diary is a Connector that notes what it is told. Nothing else comes of it.
 type diary struct {
 	name    string // prefix of request ids, which is left out
