@@ -23,10 +23,13 @@ func (c *call) end(begun time.Time, err error) {
 	var gone *goneError
 	left := errors.As(err, &gone)
 	if err != nil && !left && c.q.Context().Err() != nil {
+		// A request that is refused is so whether its client waits or not: what broke
+		// off in the middle of its body looks gone.
+		_, refused := errors.AsType[*openai.Error](err)
 		if openai.Stopping(c.q.Context()) {
 			err = openai.ErrStopping
 		} else {
-			left = true
+			left = !refused
 		}
 	}
 	for _, j := range c.jobs {
