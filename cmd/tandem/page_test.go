@@ -166,6 +166,7 @@ func TestFlagsOutOfRangeAreRefused(t *testing.T) {
 		{"serve --sim --port 0 --stall-timeout 0", "--stall-timeout 0s: want at least 1ms"},
 		{"serve --sim --port 0 --drain-timeout -1s", "--drain-timeout -1s: want at least 0s"},
 		{"serve --sim --port 0 --max-num-seqs 0", "--max-num-seqs 0: want at least 1"},
+		{"serve --sim --port 0 --threads 1025", "--threads 1025: want at most 1024"},
 		{"route --port 0 --prefill http://h:1 --decode http://h:2 --retries -1", "--retries -1: want at least 0"},
 		{"route --port 0 --prefill http://h:1 --decode http://h:2 --leg-timeout 0", "--leg-timeout 0s: want at least 1ms"},
 		{"up --sim --port 0 --threads -1", "--threads -1: want at least 0"},

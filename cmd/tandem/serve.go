@@ -166,6 +166,8 @@ func (o *serveOptions) check(args []string) error {
 		return fmt.Errorf("--block-size %d: want 16, 32 or 64", o.blockSize)
 	case o.tp != 1 && o.tp != 2 && o.tp != 4:
 		return fmt.Errorf("--tensor-parallel-size %d: want 1, 2 or 4", o.tp)
+	case o.threads > maxThreads:
+		return fmt.Errorf("--threads %d: want at most %d", o.threads, maxThreads)
 	case slices.Contains(o.names, ""):
 		return errors.New("--served-model-name: want a name")
 	case o.sim && len(args) > 0:
@@ -202,6 +204,10 @@ func (o *serveOptions) check(args []string) error {
 	o.token, err = readToken(o.tokenFile)
 	return err
 }
+
+// maxThreads bounds --threads: members of a team wait for each other by spinning,
+// so that more of them than cores only get in each other's way.
+const maxThreads = 1024
 
 // serve builds the parts of an engine from the ground up, runs them, and ends
 // them from the top down.
