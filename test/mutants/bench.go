@@ -135,20 +135,20 @@ func (b *bench) prepare(ctx context.Context, path string, names []string) error 
 		}
 	}
 	began := time.Now()
-	v, msg, used := b.test(ctx, path, bin, names, false)
+	v, msg, used := b.test(ctx, path, bin, round{names: names})
 	if v != survived {
 		return fmt.Errorf("the tests of %s do not pass without any mutant: %s", path, msg)
 	}
-	p.limit = max(20*time.Second, 10*time.Since(began))
+	p.limit = max(15*time.Second, 5*time.Since(began))
 	p.cpu = int(max(10, 3*used.Seconds()))
 	return nil
 }
 
 // build makes the test binary of a package with an overlay file, or none. It
 // returns "" and the compiler's words when that fails.
-func (b *bench) build(ctx context.Context, path, overlay string) (bin, message string) {
+func (b *bench) build(ctx context.Context, path, overlay string, flags ...string) (bin, message string) {
 	bin = filepath.Join(b.tmp, fmt.Sprintf("%d.test", b.runs.Add(1)))
-	args := []string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", bin}
+	args := append([]string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", bin}, flags...)
 	if overlay != "" {
 		args = append(args, "-overlay", overlay)
 	}
@@ -161,26 +161,74 @@ func (b *bench) build(ctx context.Context, path, overlay string) (bin, message s
 	return bin, ""
 }
 
+// overlay writes an overlay file in which files of the module, new ones among
+// them, have other texts.
+func (b *bench) overlay(texts map[string]string) (path string, remove func(), err error) {
+	dir, err := os.MkdirTemp(b.tmp, "overlay")
+	if err != nil {
+		return "", nil, err
+	}
+	replace := map[string]string{}
+	for file, text := range texts {
+		to := filepath.Join(dir, filepath.Base(file))
+		replace[filepath.Join(b.root, file)] = to
+		if err := os.WriteFile(to, []byte(text), 0o600); err != nil {
+			return "", nil, err
+		}
+	}
+	raw, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", nil, err
+	}
+	path = filepath.Join(dir, "overlay.json")
+	return path, func() { os.RemoveAll(dir) }, os.WriteFile(path, raw, 0o600)
+}
+
 // maxMemory bounds the address space of a mutant in KiB: one that never stops
 // to append must not take the machine along.
 const maxMemory = 8000000
 
-// test runs a test binary, and tells how much processor time it used. A mutant is
-// killed when a test fails, panics or does not end.
-func (b *bench) test(ctx context.Context, path, bin string, names []string, short bool) (verdict, string, time.Duration) {
+// A round is one run of tests.
+type round struct {
+	names []string // nil: all
+	skip  []string
+	short bool
+	whole bool // the first failure does not end it
+	env   []string
+}
+
+// rounds are those in which all tests are run: first the tests that killed most,
+// then the short ones.
+func (p *pkg) rounds() []round {
+	rounds := []round{{short: true}, {}}
+	if first := p.first(); len(first) > 0 {
+		rounds = slices.Insert(rounds, 0, round{names: first, short: true})
+	}
+	return rounds
+}
+
+// test runs a test binary, and returns what it says and how much processor time it
+// used. A mutant is killed when a test fails, panics or does not end.
+func (b *bench) test(ctx context.Context, path, bin string, r round) (verdict, string, time.Duration) {
 	p := b.pkgs[path]
 	args := []string{"-c", fmt.Sprintf(`ulimit -v %d; ulimit -t %d; exec "$@"`, maxMemory, p.cpu), "sh",
-		bin, "-test.failfast", "-test.timeout", p.limit.String()}
-	if short {
+		bin, "-test.timeout", p.limit.String()}
+	if !r.whole {
+		args = append(args, "-test.failfast")
+	}
+	if r.short {
 		args = append(args, "-test.short")
 	}
-	if len(names) > 0 {
-		args = append(args, "-test.run", "^("+strings.Join(names, "|")+")$")
+	for flag, names := range map[string][]string{"run": r.names, "skip": r.skip} {
+		if len(names) > 0 {
+			args = append(args, "-test."+flag, "^("+strings.Join(names, "|")+")$")
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.limit+10*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "sh", append(args, p.flags()...)...)
 	cmd.Dir = p.Dir
+	cmd.Env = append(os.Environ(), r.env...)
 	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
 	var used time.Duration
@@ -191,46 +239,28 @@ func (b *bench) test(ctx context.Context, path, bin string, names []string, shor
 		return survived, "they pass", used
 	}
 	p.kills(out)
-	if len(out) > 600 {
-		out = out[len(out)-600:]
-	}
 	return killed, string(out), used
-}
-
-// A round is one run of tests.
-type round struct {
-	names []string // nil: all
-	short bool
 }
 
 // try tests src, the mutated text of file, against tests of a package, until a
 // round of them kills it.
 func (b *bench) try(ctx context.Context, file, src, path string, rounds ...round) (v verdict, msg string) {
-	n := b.runs.Add(1)
-	mutated := filepath.Join(b.tmp, fmt.Sprintf("%d.go", n))
-	overlay := filepath.Join(b.tmp, fmt.Sprintf("%d.json", n))
-	defer os.Remove(mutated)
-	defer os.Remove(overlay)
-	text, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(b.root, file): mutated}})
+	overlay, remove, err := b.overlay(map[string]string{file: src})
 	if err != nil {
 		return unusable, err.Error()
 	}
-	for name, data := range map[string]string{mutated: src, overlay: string(text)} {
-		if err := os.WriteFile(name, []byte(data), 0o600); err != nil {
-			return unusable, err.Error()
-		}
-	}
+	defer remove()
 	bin, msg := b.build(ctx, path, overlay)
 	if bin == "" {
 		return uncompiled, msg
 	}
 	defer os.Remove(bin)
 	for _, r := range rounds {
-		if v, msg, _ = b.test(ctx, path, bin, r.names, r.short); v != survived {
+		if v, msg, _ = b.test(ctx, path, bin, r); v != survived {
 			break
 		}
 	}
-	return v, msg
+	return v, msg[max(0, len(msg)-600):]
 }
 
 // tryListed tests a listed mutant.
@@ -246,14 +276,10 @@ func (b *bench) tryListed(ctx context.Context, m listed) (verdict, string) {
 }
 
 // tryEdit tests a generated mutant with all tests of one package after the
-// other, until one kills it: those first that kill most, then the short ones.
+// other, until one kills it.
 func (b *bench) tryEdit(ctx context.Context, t target, src string, e edit) verdict {
 	for _, path := range t.packages() {
-		rounds := []round{{short: true}, {}}
-		if first := b.pkgs[path].first(); len(first) > 0 {
-			rounds = slices.Insert(rounds, 0, round{names: first, short: true})
-		}
-		if v, _ := b.try(ctx, t.File, e.apply(src), path, rounds...); v != survived {
+		if v, _ := b.try(ctx, t.File, e.apply(src), path, b.pkgs[path].rounds()...); v != survived {
 			return v
 		}
 	}

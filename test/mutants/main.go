@@ -7,7 +7,8 @@
 // mutants by itself out of the files in targets.go, runs all tests of their
 // packages, and prints those that lived as JSON lines.
 //
-// A mutant is an overlay of the build: the work tree is only read.
+// A mutant is an overlay of the build: the work tree is only read. The mutants of
+// a file that -generate makes are in one program, and each runs by its number.
 package main
 
 import (
@@ -155,8 +156,16 @@ func runGenerated(ctx context.Context, out, log io.Writer, only []string, worker
 		if err != nil {
 			return err
 		}
-		each(ctx, workers, edits, func(e edit) {
-			v := b.tryEdit(ctx, t, src, e)
+		s, err := newSchema(ctx, b, t, src, edits)
+		if err != nil {
+			return err
+		}
+		numbers := make([]int, len(edits))
+		for i := range numbers {
+			numbers[i] = i
+		}
+		each(ctx, workers, numbers, func(i int) {
+			v := s.try(ctx, i)
 			if ctx.Err() != nil {
 				return
 			}
@@ -166,12 +175,13 @@ func runGenerated(ctx context.Context, out, log io.Writer, only []string, worker
 			if v != survived {
 				return
 			}
-			s := e.survivor(t.File, src)
-			if s.Argued = argued[arguedKey(s.File, s.Old, s.New)]; s.Argued == "" {
+			l := edits[i].survivor(t.File, src)
+			if l.Argued = argued[arguedKey(l.File, l.Old, l.New)]; l.Argued == "" {
 				open++
 			}
-			_ = lines.Encode(s) // to standard output, which shows its own errors
+			_ = lines.Encode(l) // to standard output, which shows its own errors
 		})
+		s.close()
 		fmt.Fprintf(log, "%s: %d mutants (%v)\n", t.File, len(edits), time.Since(began).Round(time.Second))
 	}
 	if !met {
