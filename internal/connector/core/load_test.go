@@ -151,10 +151,27 @@ func TestLoadDeadlines(t *testing.T) {
 		}
 		cut := LoadReadEvent{Verified: []bool{true, false}, Err: errors.New("x"), Class: ClassRead}
 		e = l.Handle(cut, start.Add(20*time.Second))
-		if e.Report == nil || e.Report.Class != ClassTimeout || !slices.Equal(e.Report.Valid, []bool{true, false}) {
+		if e.Report == nil || e.Report.Class != ClassTimeout || !errors.Is(e.Report.Err, errNoProgress) || !slices.Equal(e.Report.Valid, []bool{true, false}) {
 			t.Fatalf("%+v", e.Report)
 		}
 	})
+}
+
+// What goes wrong when every tile is there, or when nobody wants them any more, is
+// no failure.
+func TestLateTroubleIsNoFailure(t *testing.T) {
+	now := time.Unix(0, 0)
+	for _, canceled := range []bool{false, true} {
+		l := readingLoad(2, 2, now)
+		l.Handle(LoadReadEvent{Read: 0, Verified: []bool{true, !canceled}, Err: errors.New("cut"), Class: ClassRead}, now)
+		if canceled {
+			l.Handle(LoadCancelEvent{}, now)
+		}
+		r := l.Handle(LoadReadEvent{Read: 1, Verified: []bool{true, true}}, now).Report
+		if r == nil || r.Class != "" || r.Err != nil || r.Canceled != canceled || !slices.Equal(r.Valid, []bool{true, !canceled}) {
+			t.Errorf("canceled %v: %+v", canceled, r)
+		}
+	}
 }
 
 func TestClaimVerdictsBecomeClasses(t *testing.T) {
