@@ -89,7 +89,7 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 mutants: ## break the recovery code in listed ways: the named tests must notice
 	$(GO) run ./test/mutants
 
-mutants-nightly: ## break it in every small way; prints what no test noticed (hours)
+mutants-nightly: ## break it in every small way; prints what no test noticed (an hour)
 	$(GO) run ./test/mutants -generate
 
 # The pages are made by tests, which compare them too: make test fails on an old one.
