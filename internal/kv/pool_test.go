@@ -3,6 +3,7 @@ package kv
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -234,8 +235,8 @@ func TestMisusePanics(t *testing.T) {
 	} {
 		func() {
 			defer func() {
-				if recover() == nil {
-					t.Errorf("%s: no panic", name)
+				if p, ok := recover().(string); !ok || !strings.HasPrefix(p, "kv: ") {
+					t.Errorf("%s: no panic of this package", name)
 				}
 			}()
 			f()
