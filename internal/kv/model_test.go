@@ -243,7 +243,12 @@ func samePools(t *rapid.T, p *Pool, slow *slowPool) {
 // A full bucket takes no more: what comes after is served without hits, keeps
 // every count, and the bucket takes entries again when it has lost some.
 func TestFullBucketTakesNoMore(t *testing.T) {
-	p := NewPool(maxBucket+4, 1, WithHash(func(Chain, string, []Token) uint64 { return 5 }))
+	p := NewPool(maxBucket+4, 1, WithHash(func(at Chain, _ string, _ []Token) uint64 {
+		if at == lost { // would have room
+			return 6
+		}
+		return 5
+	}))
 	b, _ := p.Alloc(nil, maxBucket+4)
 	for i := range maxBucket {
 		if p.Index(0, b[i], []Token{Token(i)}, "") == lost {
