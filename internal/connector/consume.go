@@ -66,9 +66,9 @@ func (c *Connector) Load(s LoadSpec) {
 	}
 }
 
-// stallFactor times NoProgress is when a load gives its reads up by itself. The transport
-// ends a stalled read at NoProgress, but knows better which reads only wait in
-// line, so it goes first.
+// stallFactor times NoProgress is when a load gives its reads up by itself. The
+// transport ends a stalled read at NoProgress, but knows better which reads only
+// wait in line, so it goes first.
 const stallFactor = 3
 
 // start begins a load whose report will follow, or says why there is none.

@@ -97,12 +97,15 @@ func (l *leaseLoop) run(ctx context.Context, table *core.LeaseTable) {
 
 // publish makes claims and counts visible before the answer leaves.
 func (l *leaseLoop) publish(event any, e core.LeaseEffects, table *core.LeaseTable) {
+	var claim core.Running
+	if e.Claimed != nil {
+		claim = *e.Claimed
+		claim.Blocks = slices.Sorted(slices.Values(claim.Blocks))
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if c := e.Claimed; c != nil {
-		r := *c
-		r.Blocks = slices.Sorted(slices.Values(c.Blocks))
-		l.claims[c.ID] = r
+	if e.Claimed != nil {
+		l.claims[claim.ID] = claim
 	}
 	for _, id := range e.Unclaim {
 		delete(l.claims, id)
