@@ -84,16 +84,6 @@ func least[T cmp.Ordered](flag string, value, limit T) error {
 	return nil
 }
 
-// bounds returns the first of errs.
-func bounds(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version", Args: cobra.NoArgs,

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net/http"
@@ -72,7 +73,7 @@ func routeCommand() *cobra.Command {
 
 // route runs a router until ctx ends.
 func route(ctx context.Context, o *routeOptions, w io.Writer) error {
-	if err := bounds(
+	if err := cmp.Or(
 		least("--retries", o.cfg.Retries, 0), least("--drain-timeout", o.grace, 0), least("--connect-timeout", o.cfg.Backend.Connect, shortest),
 		least("--leg-timeout", o.cfg.Backend.Header, shortest), least("--silence-timeout", o.cfg.Backend.Silence, shortest),
 		least("--write-timeout", o.cfg.WriteTimeout, shortest),

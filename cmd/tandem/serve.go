@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -179,7 +180,7 @@ func (o *serveOptions) check(args []string) error {
 	case !o.noConnector && o.tokenFile == "":
 		return errors.New("--kv-transfer-config needs --cluster-token-file: engines exchange KV only with those that hold the same token")
 	}
-	if err := bounds(
+	if err := cmp.Or(
 		least("--max-model-len", o.maxLen, 0), least("--max-num-seqs", o.maxSeqs, 1), least("--max-num-batched-tokens", o.maxBatched, 1),
 		least("--num-gpu-blocks-override", o.blocks, 0), least("--threads", o.threads, 0), least("--sim-token-time", o.simDelay, 0),
 		least("--drain-timeout", o.grace, 0), least("--stall-timeout", o.stall, shortest),

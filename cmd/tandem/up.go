@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -93,7 +94,7 @@ func up(ctx context.Context, o upOptions, args []string, stdout, stderr io.Write
 	if o.prefill < 1 || o.decode < 1 {
 		return errors.New("up: want at least one prefill and one decode engine")
 	}
-	if err := bounds(least("--threads", o.threads, 0), least("--drain-timeout", o.grace, 0)); err != nil {
+	if err := cmp.Or(least("--threads", o.threads, 0), least("--drain-timeout", o.grace, 0)); err != nil {
 		return err
 	}
 	if o.sim && len(args) > 0 {
