@@ -488,6 +488,35 @@ func TestTimesOfARequest(t *testing.T) {
 	x.gone()
 }
 
+// What shows no request as live shows its blocks as free, whenever one looks.
+func TestStatusAtTheEndOfARequest(t *testing.T) {
+	x := newTurns(t, sim.Config{EOSEvery: -1}, Config{})
+	look := func(when string, live, free int) {
+		t.Helper()
+		if st := x.Status(); st.Live != live || st.Stats.Blocks-st.Stats.Free != free {
+			t.Errorf("%s: %d requests live and %d blocks taken, want %d and %d", when, st.Live, st.Stats.Blocks-st.Stats.Free, live, free)
+		}
+	}
+	x.submit(greedy(prompt(20, 1), 1))
+	look("submitted", 1, 0)
+	b := x.Begin(x.now)
+	look("planned", 1, 2)
+	rows, err := x.m.Step(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.Finish(rows, x.now)
+	look("computed", 1, 2)
+	x.Begin(x.now)
+	look("finished", 0, 0)
+
+	s := x.submit(greedy(prompt(20, 1), 0))
+	x.turn()
+	s.Abort("left")
+	x.Begin(x.now)
+	look("aborted", 0, 0)
+}
+
 // The first output of choice 0 says where the prompt's KV came from, and the last
 // of each choice all that was made so far.
 func TestUsageOfOutputs(t *testing.T) {

@@ -94,7 +94,7 @@ func (e *Engine) finished(g *group, err error, now time.Time) {
 	}
 	// The caller, who knows the client, has the line at level info.
 	e.log.Debug("request finished", attrs...)
-	e.leave(g.req.N)
+	e.left += g.req.N
 }
 
 // shut ends every request and waits until no load can write any more.
@@ -128,6 +128,7 @@ func (e *Engine) shut(cause error) {
 		}
 	}
 	e.carry(now)
+	e.publish(now)
 	reports, freed := e.channels()
 	for len(e.core.loads) > 0 {
 		select {

@@ -49,6 +49,7 @@ type Engine struct {
 	recoveries *recoveries
 	model      Model
 	spare      []event // the inbox's other buffer
+	left       int     // choices that have ended and still count as live
 
 	wake chan struct{}
 	done chan struct{} // closed when Run has returned
@@ -177,8 +178,10 @@ func (e *Engine) submit(r Request) (*Stream, error) {
 	return s, nil
 }
 
-// leave takes n choices off the count and tells Drain of the last.
-func (e *Engine) leave(n int) {
+// leave takes the choices that have ended off the count and tells Drain of the last.
+func (e *Engine) leave() {
+	n := e.left
+	e.left = 0
 	if e.live.Add(-int64(n)) > 0 {
 		return
 	}

@@ -33,6 +33,7 @@ type Status struct {
 
 // Status returns the latest snapshot. It never waits for the loop.
 func (e *Engine) Status() Status {
+	live := int(e.live.Load()) // first: what has ended is in the numbers
 	s := *e.status.Load()
 	e.mu.Lock()
 	s.Draining = e.draining
@@ -40,7 +41,7 @@ func (e *Engine) Status() Status {
 		s.Dead = e.err.Error()
 	}
 	e.mu.Unlock()
-	s.Live, s.Hung = int(e.live.Load()), e.sign.up()
+	s.Live, s.Hung = live, e.sign.up()
 	if at := e.turn.Load(); at != 0 {
 		s.Stalled = max(0, time.Since(time.Unix(0, at)))
 	}
@@ -48,8 +49,12 @@ func (e *Engine) Status() Status {
 }
 
 // publish stores a snapshot when the numbers of requests or blocks changed, and
-// the sums at most every snapshotEvery besides.
+// the sums at most every snapshotEvery besides. Only then do requests that ended
+// no longer count as live: Status never shows the blocks of a request that is gone.
 func (e *Engine) publish(now time.Time) {
+	if e.left != 0 {
+		defer e.leave()
+	}
 	st := e.core.sched.Stats()
 	if old := e.status.Load(); old != nil && now.Sub(old.at) < snapshotEvery {
 		a, b := old.Stats, st
