@@ -85,6 +85,13 @@ func Binary(t testing.TB) string {
 	return bin
 }
 
+// Loopback returns an IP address of this machine that no other process uses, for
+// listeners that come back at their ports: what else runs here would take them.
+func Loopback() string {
+	pid := os.Getpid()
+	return fmt.Sprintf("127.%d.%d.%d", 64+pid>>16&63, pid>>8&255, pid&255)
+}
+
 // Model returns the path of the default model. A test that needs it fails where
 // it is missing: a golden test that does not run proves nothing.
 func Model(t testing.TB) string {
@@ -179,10 +186,11 @@ func (p *Proc) Stop() (ended bool) {
 	return false
 }
 
-// Kill ends the process at once.
+// Kill ends the process at once. What comes back at its address is dialled anew.
 func (p *Proc) Kill() {
 	_ = p.cmd.Process.Kill()
 	<-p.done
+	http.DefaultClient.CloseIdleConnections()
 }
 
 // Signal sends a signal.

@@ -186,7 +186,7 @@ func TestForeignRouter(t *testing.T) {
 	port := freePort(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	cmd := exec.CommandContext(ctx, router, "--host", "127.0.0.1", "--port", port, "--prometheus-port", freePort(t),
+	cmd := exec.CommandContext(ctx, router, "--host", cluster.Loopback(), "--port", port, "--prometheus-host", cluster.Loopback(), "--prometheus-port", freePort(t),
 		"--vllm-pd-disaggregation", "--kv-connector", "nixl", "--prefill", s.P.URL, "--decode", s.D.URL)
 	var log strings.Builder
 	cmd.Stdout, cmd.Stderr = &log, &log
@@ -200,7 +200,7 @@ func TestForeignRouter(t *testing.T) {
 			t.Log(log.String())
 		}
 	}()
-	url := "http://127.0.0.1:" + port
+	url := "http://" + net.JoinHostPort(cluster.Loopback(), port)
 	cluster.Eventually(t, "vllm-router is ready", func() bool {
 		resp, err := http.Get(url + "/health")
 		if err != nil {
@@ -266,11 +266,11 @@ func text(t *testing.T, body string) string {
 	return a.Choices[0].Text
 }
 
-// freePort returns a port that was free a moment ago: programs that cannot
+// freePort returns a port that is free at cluster.Loopback(): programs that cannot
 // choose one themselves get it.
 func freePort(t *testing.T) string {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := net.Listen("tcp", net.JoinHostPort(cluster.Loopback(), "0"))
 	if err != nil {
 		t.Fatal(err)
 	}

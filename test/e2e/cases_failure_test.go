@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"tandem/test/cluster"
@@ -125,11 +126,13 @@ func TestNoFailureLooksLikeSuccess(t *testing.T) {
 	ask("a load that fails", router(strict).URL, text)
 	ask("a load that is made good", router(patient).URL, text)
 	front := router(slow)
-	go func() { // in the middle of the prompts of the requests below
+	var killed sync.WaitGroup
+	killed.Go(func() { // in the middle of the prompts of the requests below
 		cluster.Eventually(t, "D computes", func() bool { return slow.Info(t).Running > 0 })
 		slow.Kill()
-	}()
+	})
 	ask("D dies", front.URL, strings.Repeat("x", 1500))
+	killed.Wait()
 	p.Kill()
 	ask("P is gone", front.URL, text)
 	for name, want := range map[string]int{"a load that fails": 500, "a load that is made good": 200} {

@@ -196,13 +196,15 @@ func TestChaosRecipes(t *testing.T) {
 	}
 }
 
-// shows checks that tandem status tells of all processes that they are in mode.
+// shows waits until tandem status tells of all processes that they are in mode: it
+// may show what an engine said at the router's last probe.
 func (u *upProc) shows(t *testing.T, mode string) {
 	t.Helper()
-	code, out := cluster.Run(t, "status", "--url", u.url)
-	if want := strings.ReplaceAll("chaos is enabled: router %, P1 %, D1 %; see", "%", mode); code != 0 || !strings.Contains(out, want) {
-		t.Errorf("no %q in\n%s", want, out)
-	}
+	want := strings.ReplaceAll("chaos is enabled: router %, P1 %, D1 %; see", "%", mode)
+	cluster.Eventually(t, "tandem status says "+want, func() bool {
+		code, out := cluster.Run(t, "status", "--url", u.url)
+		return code == 0 && strings.Contains(out, want)
+	})
 }
 
 // A process that a fault kills has said so before.
@@ -228,9 +230,7 @@ func TestChaosCommands(t *testing.T) {
 		t.Errorf("status of a quiet cluster:\n%s", out)
 	}
 	u.shows(t, "off")
-	if n := len(u.Lines("level=WARN", "chaos is enabled")); n != 3 {
-		t.Errorf("%d of 3 processes say that they take faults", n)
-	}
+	cluster.Eventually(t, "three processes say that they take faults", func() bool { return len(u.Lines("level=WARN", "chaos is enabled")) == 3 })
 	plan := planFile(t, `{"seed": 7, "faults": [
 		{"point": "claim", "action": "error", "class": "refused", "when": {"pattern": "OX"}},
 		{"point": "http", "action": "error", "status": 503, "when": {"request_id": "no-*"}}]}`)
@@ -333,9 +333,9 @@ func TestChaosIsOffUnlessEnabled(t *testing.T) {
 			t.Errorf("/server_info of %s tells of chaos: %v", p.Name, got)
 		}
 	}
-	if out := string(s.Router.Get(t, "/status")); strings.Count(out, `"chaos"`) != 1 {
-		t.Errorf("/status: %s", out)
-	}
+	cluster.Eventually(t, "/status tells of the chaos of D alone", func() bool { // it has asked D by then
+		return strings.Count(string(s.Router.Get(t, "/status")), `"chaos"`) == 1
+	})
 	if code := call(http.MethodPut, s.D.URL+fault.AdminPath, ""); code != http.StatusOK {
 		t.Errorf("an engine with chaos: status %d", code)
 	}

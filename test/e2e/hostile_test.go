@@ -130,10 +130,10 @@ func TestExpiredLeases(t *testing.T) {
 			t.Errorf("%s: %v loads failed because the lease was gone, want %v", policy, n, tries)
 		}
 	}
+	cluster.Eventually(t, "all blocks are free", func() bool { i := g.P.Info(t); return i.BlocksFree == i.Blocks })
 	if n := g.P.Metric(t, "vllm:nixl_num_kv_expired_reqs_total"); n != 2*tries {
 		t.Errorf("%v leases expired, want %v", n, 2*tries)
 	}
-	cluster.Eventually(t, "all blocks are free", func() bool { i := g.P.Info(t); return i.BlocksFree == i.Blocks })
 	p := g.prompt(33)
 	g.same(t, g.P.URL, p, true, 8)
 }

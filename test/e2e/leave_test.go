@@ -48,18 +48,18 @@ func TestClientsLeave(t *testing.T) {
 			switch i % 3 {
 			case 0: // in the middle of the stream
 			case 1: // as soon as P has something to do
-				go func() {
+				wg.Go(func() {
 					cluster.Eventually(t, "P computes", func() bool {
 						i := g.P.Info(t)
 						return ctx.Err() != nil || i.Running+i.Waiting > 0 || i.Leases > 0
 					})
 					cancel()
-				}()
+				})
 			case 2: // when P has made a hand-off, or the answer began
-				go func() {
+				wg.Go(func() {
 					cluster.Eventually(t, "P granted", func() bool { return ctx.Err() != nil || g.P.Info(t).Leases > 0 })
 					cancel()
-				}()
+				})
 			}
 			resp, err := begin(ctx, g.Router.URL, request(prompt, true, 1000), "")
 			if err != nil {
@@ -71,6 +71,7 @@ func TestClientsLeave(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	g.noLegs(t)
 	g.P.AllFree(t)
 	g.D.AllFree(t)
 	if n := g.D.Metric(t, "vllm:request_success_total", `finished_reason="abort"`); n == 0 {
@@ -145,7 +146,7 @@ func TestEqualRequestIDs(t *testing.T) {
 // H106: clients that never read their streams keep nobody waiting, and leave
 // nothing behind when they are gone.
 func TestClientsThatDoNotRead(t *testing.T) {
-	g := newRig(t, nil, []string{"--max-num-seqs", "64"})
+	g := newRig(t, nil, []string{"--max-num-seqs", "64", "--sim-token-time", "200us"}) // six seconds for the silent ones
 	addr, _ := hostPort(t, g.Router)
 	var silent []net.Conn
 	for range 20 {
@@ -172,10 +173,16 @@ func TestClientsThatDoNotRead(t *testing.T) {
 	}
 	g.P.AllFree(t)
 	g.D.AllFree(t)
-	cluster.Eventually(t, "the router has no leg for them", func() bool {
+	g.noLegs(t)
+	g.unharmed(t)
+}
+
+// noLegs returns when the router exchanges nothing with an engine.
+func (g *rig) noLegs(t *testing.T) {
+	t.Helper()
+	cluster.Eventually(t, "the router has no leg", func() bool {
 		return backendOf(t, g.Router, g.P.URL).Running+backendOf(t, g.Router, g.D.URL).Running == 0
 	})
-	g.unharmed(t)
 }
 
 // H092: what a request leaves behind does not grow with their number.

@@ -25,6 +25,7 @@ type answer struct {
 	prompt int
 	output int
 	route  string
+	loaded string // X-KV-Loaded-Tokens
 }
 
 type chunk struct {
@@ -52,7 +53,7 @@ func ask(url string, body map[string]any) (answer, error) {
 		return a, err
 	}
 	defer resp.Body.Close()
-	a.route = resp.Header.Get("X-Tandem-Route")
+	a.route, a.loaded = resp.Header.Get("X-Tandem-Route"), resp.Header.Get("X-KV-Loaded-Tokens")
 	if resp.StatusCode != http.StatusOK {
 		out, _ := io.ReadAll(resp.Body)
 		return a, fmt.Errorf("status %d: %s", resp.StatusCode, out)
