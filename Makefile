@@ -16,11 +16,14 @@ RACE_PKGS := ./internal/kv/... ./internal/sched/... ./internal/engine/... ./inte
              ./internal/transfer/... ./internal/connector/... ./internal/server/... ./internal/openai/... \
              ./internal/backend/... ./internal/router/... ./internal/telemetry/... ./internal/fault/... ./internal/bystander/...
 
+# A busy machine may take longer than the ten minutes that go test would wait.
+GOTEST := $(GO) test -timeout 40m
+
 FUZZTIME ?= 10s
 
 export CGO_ENABLED ?= 0
 
-.PHONY: help build up test sim sim-nightly model race invariants lint bench fuzz mutants mutants-nightly golden gen gen-check e2e faults conform tidy-check ci clean
+.PHONY: help build fetch up test sim sim-nightly model race invariants lint bench fuzz mutants mutants-nightly golden gen gen-check e2e faults conform tidy-check ci clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,17 +34,23 @@ build: ## build bin/tandem
 model: build ## fetch the default model into the cache folder, once
 	@$(BIN) model fetch
 
+fetch: model $(LINT) ## fetch all that the other targets need of the network
+	$(GO) mod download
+	$(GO) -C internal/compute/gen mod download
+	$(GO) -C test/conform mod download
+	test/conform/run install
+
 up: model ## start a prefill engine, a decode engine and a router on the default model
 	$(BIN) up
 
 test: model ## run every test of the main module
-	$(GO) test ./...
+	$(GOTEST) ./...
 
 race: model ## the concurrent packages under the race detector (needs gcc)
-	CGO_ENABLED=1 $(GO) test -race -short $(RACE_PKGS)
+	CGO_ENABLED=1 $(GOTEST) -race -short $(RACE_PKGS)
 
 invariants: model ## the same packages with expensive checks after every step
-	$(GO) test -tags invariants $(RACE_PKGS) ./test/simulation
+	$(GOTEST) -tags invariants $(RACE_PKGS) ./test/simulation
 
 # make sim SEED=123 TRACE=1 runs one seed and prints every event.
 SEEDS ?= 20000
@@ -59,10 +68,10 @@ sim-nightly: ## the same with fresh seeds, until a seed fails or somebody stops 
 	$(SIM) -first $$(date +%s)00000 -forever
 
 golden: model ## the golden rules on every kernel path, with distances printed
-	$(GO) test -count=1 -v -timeout 40m ./test/golden -all
+	$(GOTEST) -count=1 -v ./test/golden -all
 
 e2e: build ## only the tests over real processes
-	$(GO) test -count=1 -v ./test/e2e
+	$(GOTEST) -count=1 -v ./test/e2e
 
 faults: model ## clusters under every kind of trouble, and what recovery costs: an error when a line is not met
 	$(GO) run ./test/faults $(FAULTS)
