@@ -139,13 +139,13 @@ func (q *readRequest) strides(size int) (Strides, error) {
 // enterRead validates a read from outside: region, epoch, bounds, pieces,
 // lease. On success the region is entered and the caller leaves it.
 func (h *Host) enterRead(from Caller, q *readRequest) (*Region, []byte, Strides, error) {
+	var r *Region
 	a := h.agent(q.Rank)
-	if a == nil || a.region.Load() == nil {
-		return nil, nil, Strides{}, &RefusedError{Code: RefusedRank, Text: fmt.Sprintf("rank %d has no region", q.Rank)}
+	if a != nil {
+		r = a.region.Load()
 	}
-	r := a.region.Load()
 	if r == nil {
-		return nil, nil, Strides{}, ErrReleased
+		return nil, nil, Strides{}, &RefusedError{Code: RefusedRank, Text: fmt.Sprintf("rank %d has no region", q.Rank)}
 	}
 	mem, epoch, err := r.enter()
 	if err != nil {

@@ -66,6 +66,10 @@ func (h *Host) serveCalls(c net.Conn, hi hello, accept func(uint64) []byte) {
 		return
 	}
 	h.counts.accepted.Add(1)
+	_, err := c.Write(accept(s.caller.Conn)) // before any ping
+	if err == nil {
+		err = c.SetDeadline(time.Time{})
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(s.link.write)
@@ -76,7 +80,7 @@ func (h *Host) serveCalls(c net.Conn, hi hello, accept func(uint64) []byte) {
 		case <-s.link.done:
 		}
 	})
-	if c.SetDeadline(time.Time{}) == nil && s.link.send(accept(s.caller.Conn), nil) {
+	if err == nil {
 		s.loop(ctx, &wg)
 	}
 	cancel()
@@ -92,9 +96,11 @@ func (h *Host) serveCalls(c net.Conn, hi hello, accept func(uint64) []byte) {
 }
 
 // loop reads calls and starts a goroutine in wg for each, at most Limits.Calls
-// at once, until the connection ends.
+// at once, until the connection ends. While as many answers wait for a peer that
+// does not read them, it reads no more calls.
 func (s *serverConn) loop(ctx context.Context, wg *sync.WaitGroup) {
 	slots := make(chan struct{}, s.host.limits.Calls)
+	unsent := make(chan struct{}, 2*s.host.limits.Calls) // calls, from their frame to that of their answer
 	for {
 		f, err := s.link.read()
 		if err == nil && f.Type != frameCall {
@@ -113,10 +119,16 @@ func (s *serverConn) loop(ctx context.Context, wg *sync.WaitGroup) {
 			s.answer(f.ID, nil, &RefusedError{Code: RefusedBusy, Text: "too many calls at once"})
 			continue
 		}
+		select {
+		case unsent <- struct{}{}:
+		case <-s.link.done:
+			return
+		}
 		wg.Go(func() {
 			body, err := s.host.dispatch(ctx, s.caller, f)
 			<-slots // before the answer, so that a caller who waits for it finds the slot free
 			s.answer(f.ID, body, err)
+			<-unsent
 		})
 	}
 }

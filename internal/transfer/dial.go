@@ -24,6 +24,7 @@ type dialEntry struct {
 
 type dialAttempt struct {
 	done    chan struct{}
+	peer    *Peer // after done, with one holder for each waiter; or nil
 	err     error // after done
 	waiters int   // guarded by the dialer's mu
 }
@@ -36,24 +37,24 @@ const maxEntries = 1024
 // before its one attempt. Each successful Dial needs one Close. A listener that
 // does not hold the token is a RefusedError, as is this host itself.
 func (h *Host) Dial(ctx context.Context, addr string) (*Peer, error) {
-	for {
-		p, a, first := h.dials.take(addr)
-		if p != nil {
-			return p, nil
-		}
-		if first && !h.spawn(func() { h.attempt(addr, a) }) {
-			h.dials.finish(h, addr, a, nil, accepted{}, ErrClosed)
-		}
-		select {
-		case <-a.done:
-			if a.err != nil {
-				return nil, fmt.Errorf("transfer: dialling %s: %w", addr, a.err)
-			}
-		case <-ctx.Done():
-			h.dials.abandon(a)
+	p, a, first := h.dials.take(addr)
+	if p != nil {
+		return p, nil
+	}
+	if first && !h.spawn(func() { h.attempt(addr, a) }) {
+		h.dials.finish(h, addr, a, nil, accepted{}, ErrClosed)
+	}
+	select {
+	case <-a.done:
+	case <-ctx.Done():
+		if h.dials.abandon(a) {
 			return nil, fmt.Errorf("transfer: dialling %s: %w", addr, context.Cause(ctx))
 		}
 	}
+	if a.err != nil {
+		return nil, fmt.Errorf("transfer: dialling %s: %w", addr, a.err)
+	}
+	return a.peer, nil
 }
 
 // take returns the connection to addr with one more holder, or the attempt that
@@ -78,10 +79,18 @@ func (d *dialer) take(addr string) (p *Peer, a *dialAttempt, first bool) {
 	return nil, e.attempt, first
 }
 
-func (d *dialer) abandon(a *dialAttempt) {
+// abandon takes a waiter back. It reports false when the attempt has ended: then
+// its end is the waiter's.
+func (d *dialer) abandon(a *dialAttempt) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	a.waiters--
+	select {
+	case <-a.done:
+		return false
+	default:
+		a.waiters--
+		return true
+	}
 }
 
 // wait returns how long the back-off of addr still lasts.
@@ -110,13 +119,13 @@ func (d *dialer) finish(h *Host, addr string, a *dialAttempt, c net.Conn, who ac
 		_ = c.Close()
 		return nil
 	}
-	e.peer = &Peer{
-		host: h, addr: addr, link: newLink(c, h.limits), who: who,
+	p := &Peer{
+		host: h, addr: addr, link: newLink(c, h.limits), who: who, holders: a.waiters,
 		slots: make(chan struct{}, h.limits.Calls), waiting: map[uint64]chan frame{},
 	}
-	e.delay, e.next = 0, time.Time{}
-	p := e.peer
 	p.link.before = func() { d.forget(p) } // who sees Done dials a new connection
+	e.peer, a.peer = p, p
+	e.delay, e.next = 0, time.Time{}
 	return p
 }
 

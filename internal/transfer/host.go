@@ -412,11 +412,12 @@ func (h *Host) settle(c net.Conn) {
 func (h *Host) greet(c net.Conn) {
 	defer func() { _ = c.Close() }()
 	hi, accept, err := challenge(c, h.me, time.Now().Add(h.limits.Handshake))
-	h.settle(c)
 	if err != nil {
 		h.refuse(c, err)
+		h.settle(c) // until here it makes room for others
 		return
 	}
+	h.settle(c)
 	switch hi.Purpose {
 	case forCalls:
 		h.serveCalls(c, hi, accept)
@@ -431,7 +432,7 @@ func (h *Host) greet(c net.Conn) {
 			return
 		}
 		if hi.Purpose == forData {
-			h.serveData(c, s)
+			h.serveData(&dataConn{conn: c, limit: h.limits.NoProgress}, s)
 		} else {
 			h.serveDescriptors(c, s)
 		}

@@ -24,7 +24,6 @@ type Peer struct {
 	mu      sync.Mutex
 	next    uint64
 	waiting map[uint64]chan frame // calls without an answer; each holds one
-	ended   bool
 }
 
 // Incarnation returns the identity of the other host.
@@ -39,6 +38,16 @@ func (p *Peer) Addr() string { return p.addr }
 // Done is closed when the connection has ended. A peer does not come back: dial
 // again.
 func (p *Peer) Done() <-chan struct{} { return p.link.done }
+
+// ended reports whether the connection has ended.
+func (p *Peer) ended() bool {
+	select {
+	case <-p.link.done:
+		return true
+	default:
+		return false
+	}
+}
 
 // Close gives back one Dial. The last one closes the connection.
 func (p *Peer) Close() {
@@ -95,10 +104,6 @@ func (p *Peer) exchange(ctx context.Context, kind Kind, body []byte) ([]byte, er
 	}
 	answer := make(chan frame, 1)
 	p.mu.Lock()
-	if p.ended {
-		p.mu.Unlock()
-		return nil, ErrPeerGone
-	}
 	p.next++
 	id := p.next
 	p.waiting[id] = answer
@@ -114,17 +119,32 @@ func (p *Peer) exchange(ctx context.Context, kind Kind, body []byte) ([]byte, er
 		}
 		return nil, ErrPeerGone
 	}
+	return p.await(ctx, answer)
+}
+
+// await waits for an answer. One that came before the end of ctx or the connection
+// counts.
+func (p *Peer) await(ctx context.Context, answer <-chan frame) ([]byte, error) {
+	var f frame
+	var err error
 	select {
-	case f := <-answer:
-		if f.Type == frameError {
-			return nil, decodeError(f.Body)
-		}
-		return f.Body, nil
+	case f = <-answer:
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		err = context.Cause(ctx)
 	case <-p.link.done:
-		return nil, ErrPeerGone
+		err = ErrPeerGone
 	}
+	if err != nil {
+		select {
+		case f = <-answer:
+		default:
+			return nil, err
+		}
+	}
+	if f.Type == frameError {
+		return nil, decodeError(f.Body)
+	}
+	return f.Body, nil
 }
 
 // run reads answers until the connection ends.
@@ -153,9 +173,6 @@ func (p *Peer) run() {
 		}
 		p.mu.Unlock()
 	}
-	p.mu.Lock()
-	p.ended = true
-	p.mu.Unlock()
 	p.link.end()
 	wg.Wait()
 }
@@ -174,8 +191,11 @@ func (h *Host) open(ctx context.Context, addr string, why purpose, session uint6
 	if err != nil {
 		return nil, accepted{}, err
 	}
-	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 	a, err := introduce(c, h.me, why, session, deadline)
+	if !stop() && err == nil {
+		err = context.Cause(ctx) // and c has a deadline that it must not keep
+	}
 	if err != nil {
 		return nil, accepted{}, errors.Join(err, c.Close())
 	}

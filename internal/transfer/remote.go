@@ -61,11 +61,12 @@ func (a *Agent) join(ctx context.Context, p *Peer, desc []byte) (*Remote, error)
 		r.release()
 		return nil, err
 	}
+	v := r.view // from here on the watcher may take it away
 	if !a.host.spawn(r.watch) {
 		r.release()
 		return nil, ErrClosed
 	}
-	if v := r.view; v != nil && v.region == nil {
+	if v != nil && v.region == nil {
 		r.prefault(v)
 	}
 	return r, nil
@@ -132,7 +133,7 @@ func (r *Remote) acquire(epoch uint64) (*view, error) {
 	switch {
 	case r.closed:
 		return nil, ErrClosed
-	case r.gone:
+	case r.gone || r.peer.ended():
 		return nil, ErrPeerGone
 	case epoch != r.epoch:
 		return nil, &EpochError{Have: r.epoch, Want: epoch}

@@ -55,10 +55,9 @@ func (d *dataConn) fail(id uint64, err error) error {
 }
 
 // serveData is the rest of the goroutine of an incoming data connection.
-func (h *Host) serveData(c net.Conn, s *serverConn) {
-	d := &dataConn{conn: c, limit: h.limits.NoProgress}
+func (h *Host) serveData(d *dataConn, s *serverConn) {
 	for {
-		f, err := readFrame(c, MaxBody)
+		f, err := readFrame(d.conn, MaxBody)
 		if err == nil && f.Type != frameCall {
 			err = &ProtocolError{What: fmt.Sprintf("frame of type %d on a data connection", f.Type)}
 		}
@@ -69,6 +68,7 @@ func (h *Host) serveData(c net.Conn, s *serverConn) {
 			}
 			return
 		}
+		d.calm() // a release may have hurried the read before
 		switch f.Kind {
 		case kindRead:
 			err = h.serveRead(d, s.caller, f)
@@ -96,7 +96,6 @@ func (h *Host) serveRead(d *dataConn, from Caller, f frame) error {
 		return d.fail(f.ID, err)
 	}
 	defer r.leave()
-	d.calm()
 	defer r.serve(d)()
 	return d.stream(f.ID, r, mem, q.Tiles, s)
 }
