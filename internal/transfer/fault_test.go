@@ -201,6 +201,12 @@ func TestDialsDoNotWaitForEachOther(t *testing.T) {
 			failed <- err
 		}()
 	}
+	eventually(t, "both wait for the black hole", func() bool {
+		reader.dials.mu.Lock()
+		defer reader.dials.mu.Unlock()
+		e := reader.dials.entries[hole.Addr().String()]
+		return e != nil && e.attempt != nil && e.attempt.waiters == 2
+	})
 	peers := make(chan *Peer, 20)
 	for range 20 {
 		go func() {

@@ -210,14 +210,8 @@ func TestDialOfItselfAndOfNobody(t *testing.T) {
 	if _, err := h.Dial(t.Context(), h.Addr()); !isRefused(err, RefusedSelf) {
 		t.Error(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().String()
-	l.Close()
-	if _, err := h.Dial(t.Context(), addr); err == nil {
-		t.Error("nobody answered")
+	if _, err := h.Dial(t.Context(), "unix:"+filepath.Join(socketDir(t), "none")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("nobody is there: %v", err)
 	}
 	if _, err := NewHost(HostConfig{Listen: h.Addr(), Token: testToken()}); err == nil || !strings.Contains(err.Error(), h.Addr()) {
 		t.Errorf("taken port: %v", err)
@@ -336,8 +330,11 @@ func TestGarbageConnectionsHurtNobody(t *testing.T) {
 	if out, err := p.Call(ctx, kindEcho, []byte("x")); err != nil || string(out) != "x" {
 		t.Fatal(err)
 	}
-	s := owner.Stats()
-	if s.Evicted == 0 || s.BadFrames == 0 || s.Refused == 0 || s.Accepted != 2 {
+	eventually(t, "each kind is counted", func() bool { // a greeting may be later than that of the peer
+		s := owner.Stats()
+		return s.Evicted > 0 && s.BadFrames > 0 && s.Refused > 0
+	})
+	if s := owner.Stats(); s.Accepted != 2 {
 		t.Errorf("%+v", s)
 	}
 	for _, c := range conns {

@@ -30,11 +30,17 @@ func TestMain(m *testing.M) {
 
 func testToken() []byte { return []byte("a token of the test cluster") }
 
-// startHost runs a host until the test ends.
+// startHost runs a host until the test ends. A limit that cfg leaves open is none
+// that a slow machine meets.
 func startHost(t testing.TB, cfg HostConfig, setup func(*Host)) *Host {
 	t.Helper()
 	if cfg.Token == nil {
 		cfg.Token = testToken()
+	}
+	for _, d := range []*time.Duration{&cfg.Limits.Handshake, &cfg.Limits.KeepAlive, &cfg.Limits.NoProgress} {
+		if *d == 0 {
+			*d = patience
+		}
 	}
 	h, err := NewHost(cfg)
 	if err != nil {

@@ -42,7 +42,10 @@ func own() error {
 	tiles, _ := strconv.Atoi(f[0])
 	size, _ := strconv.Atoi(f[1])
 	g := Geometry{Tiles: tiles, TileBytes: size}
-	h, err := NewHost(HostConfig{Name: "child", UnixDir: f[2], Token: testToken()})
+	h, err := NewHost(HostConfig{
+		Name: "child", UnixDir: f[2], Token: testToken(),
+		Limits: Limits{Handshake: patience, KeepAlive: patience, NoProgress: patience},
+	})
 	if err != nil {
 		return err
 	}
