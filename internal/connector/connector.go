@@ -33,9 +33,8 @@ type Connector struct {
 	failures *failureLog
 
 	reports chan LoadReport
-	closed  chan struct{}    // Run has begun to end
-	jobs    sync.WaitGroup   // loads and returns
-	track   chan trackChange // to the heartbeat loop
+	closed  chan struct{}  // Run has begun to end
+	jobs    sync.WaitGroup // loads and returns
 
 	mu      sync.Mutex
 	scope   context.Context //nolint:containedctx // the Run scope of loads and returns; ended is set before it ends
@@ -43,7 +42,7 @@ type Connector struct {
 	started bool // by Run or Close
 	ended   bool
 	loads   map[kv.RequestID]context.CancelFunc
-	tracked int
+	tracked map[LeaseID]*Handoff // leases that wait here and are renewed
 }
 
 // firstEpoch is the epoch of an engine's first registration.
@@ -71,8 +70,8 @@ func New(cfg Config) (*Connector, error) {
 func newConnector(cfg Config, inc Incarnation, n Network) *Connector {
 	c := &Connector{
 		cfg: cfg, net: n, layout: cfg.Arenas[0].Layout(), tp: len(cfg.Arenas), incarnation: inc, epoch: firstEpoch,
-		reports: make(chan LoadReport, 256), closed: make(chan struct{}), track: make(chan trackChange),
-		loads: map[kv.RequestID]context.CancelFunc{}, failures: newFailureLog(cfg.Log),
+		reports: make(chan LoadReport, 256), closed: make(chan struct{}),
+		loads: map[kv.RequestID]context.CancelFunc{}, tracked: map[LeaseID]*Handoff{}, failures: newFailureLog(cfg.Log),
 	}
 	c.leases = newLeaseLoop(cfg.Metrics, c.sums)
 	c.scope, c.end = context.WithCancel(context.Background())
@@ -240,8 +239,8 @@ func (c *Connector) finish(l *load, r *core.LoadResult) {
 	}
 	c.mu.Lock()
 	delete(c.loads, l.spec.ID)
+	delete(c.tracked, h.Lease)
 	c.mu.Unlock()
-	c.Untrack(h)
 	c.deliver(rep)
 }
 

@@ -35,6 +35,8 @@ type fabric struct {
 	onConn func(ctx context.Context, p *fabricPeer, k Kind) error
 	// onJoin and onPlan run before a rank of the peer is joined, and its reads planned.
 	onJoin, onPlan func(remote int) error
+	// onPath runs when somebody asks for the path to a rank.
+	onPath func()
 	// onPost runs while a read is posted.
 	onPost func(ctx context.Context, r ReadSpec)
 	// unnoticed is for how long the end of a connection is not told to the peer.
@@ -81,6 +83,16 @@ func (n *fabricNet) Run(ctx context.Context) error {
 	<-ctx.Done()
 	n.kill()
 	return nil
+}
+
+// ended reports whether the engine's side has ended.
+func (n *fabricNet) ended() bool {
+	select {
+	case <-n.dead:
+		return true
+	default:
+		return false
+	}
 }
 
 // kill ends the engine's side of every connection.
@@ -187,8 +199,13 @@ type fabricRemote struct {
 	rank int
 }
 
-func (r *fabricRemote) Path() (name, why string) { return "mem", "test" }
-func (r *fabricRemote) Close()                   { r.p.from.f.joined.Add(-1) }
+func (r *fabricRemote) Path() (name, why string) {
+	if h := r.p.from.f.onPath; h != nil {
+		h()
+	}
+	return "mem", "test"
+}
+func (r *fabricRemote) Close() { r.p.from.f.joined.Add(-1) }
 func (r *fabricRemote) Plan(rank int, s Strides) (ReadPlan, error) {
 	if h := r.p.from.f.onPlan; h != nil {
 		if err := h(r.rank); err != nil {

@@ -397,10 +397,7 @@ func TestHeartbeatsKeepAWaitingLease(t *testing.T) {
 		if got := p.freedBlocks(t); !slices.Equal(got, kb) {
 			t.Fatal(got)
 		}
-		for d.Status().Tracked != 0 {
-			<-time.After(time.Millisecond)
-		}
-		if s := d.Status(); s.Loads != 0 || len(s.Peers) != 1 || s.Peers[0].State != "ready" {
+		if s := d.Status(); s.Tracked != 0 || s.Loads != 0 || len(s.Peers) != 1 || s.Peers[0].State != "ready" {
 			t.Fatalf("%+v", s)
 		}
 	})

@@ -74,6 +74,7 @@ func (p *peerLoop) run(ctx context.Context, table *core.PeerTable[*view]) {
 			c.event = core.LeaveEvent{Key: want.Key, Waiter: want.Waiter}
 		}
 		e := table.Handle(c.event, time.Now())
+		p.publish(table) // before the answers, so that who has one finds the peer in the status
 		for _, a := range e.Answers {
 			if ch := waiters[a.Waiter]; ch != nil {
 				if a.View != nil {
@@ -84,7 +85,6 @@ func (p *peerLoop) run(ctx context.Context, table *core.PeerTable[*view]) {
 				delete(numbers, ch)
 			}
 		}
-		p.publish(table)
 		p.carry(ctx, e)
 		if c.done != nil {
 			close(c.done)

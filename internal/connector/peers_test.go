@@ -215,6 +215,52 @@ func TestPeersThatComeAndGoAreForgotten(t *testing.T) {
 	})
 }
 
+// Who has a peer's snapshot finds the peer in the status, however long that takes
+// to be written.
+func TestStatusKnowsThePeerOfALoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFabric()
+		f.onPath = func() { <-time.After(time.Second) }
+		p, d := f.engine(t, "p:1", 1, 1, 16), f.engine(t, "d:1", 1, 1, 16)
+		h, _ := p.grant(t, prompt(40, 1), 15)
+		v, err := d.peers.get(t.Context(), h.key(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.release()
+		if s := d.Status().Peers; len(s) != 1 || s[0].State != "ready" {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// What is tracked is in the status at once, and not a moment longer than it is
+// tracked or loaded.
+func TestStatusKnowsWhatIsTracked(t *testing.T) {
+	f := newFabric()
+	p, d := f.engine(t, "p:1", 1, 1, 16), f.engine(t, "d:1", 1, 1, 16)
+	tokens := prompt(40, 1)
+	for i := range 100 {
+		h, _ := p.grant(t, tokens, 15)
+		want := func(when string, tracked int) {
+			t.Helper()
+			if s := d.Status(); s.Tracked != tracked || s.Loads != 0 {
+				t.Fatalf("round %d, %s: %+v, want %d tracked", i, when, s, tracked)
+			}
+		}
+		d.Track(h)
+		want("tracked", 1)
+		d.Untrack(h)
+		want("not tracked", 0)
+		d.Track(h)
+		if r := d.load(t, "r", h, tokens, d.blocksFor(40, 15)); r.Err != nil {
+			t.Fatalf("%+v", r)
+		}
+		want("loaded", 0)
+		p.freedBlocks(t)
+	}
+}
+
 // A load that joins a handshake under way shares its end, good or bad.
 func TestLoadsThatJoinAHandshakeShareItsFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -266,6 +312,7 @@ func TestStalledReadDelaysNobodyElse(t *testing.T) {
 	if r := d.load(t, "warm", warm, tokens, d.blocksFor(300, 127)); r.Err != nil {
 		t.Fatalf("%+v", r)
 	}
+	slow.freedBlocks(t) // the claim that is waited for below is not this one's
 	tiles := core.TilesOf(299)
 	x.allow(600 + tiles/2*d.layout.TileBytes())
 	h, _ := slow.grant(t, tokens, 40)

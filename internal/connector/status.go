@@ -43,7 +43,7 @@ func (c *Connector) Status() Status {
 	c.peers.mu.Unlock()
 	slices.SortFunc(s.Peers, func(a, b PeerStatus) int { return strings.Compare(a.Addr, b.Addr) })
 	c.mu.Lock()
-	s.Loads, s.Tracked = len(c.loads), c.tracked
+	s.Loads, s.Tracked = len(c.loads), len(c.tracked)
 	c.mu.Unlock()
 	return s
 }

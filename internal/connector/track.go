@@ -8,63 +8,54 @@ import (
 	"tandem/internal/connector/core"
 )
 
-// A trackChange adds or removes a lease that waits on this engine.
-type trackChange struct {
-	h   *Handoff
-	add bool
-}
-
 // Track renews the hand-off's lease with P until Untrack or the end of its load,
 // and starts the handshake, so that it is done when the load begins. A hand-off
 // that the token does not vouch for is ignored.
 func (c *Connector) Track(h *Handoff) {
-	if c.cfg.Role.Consumes() && h.Vouched(c.cfg.Token) {
-		c.changeTrack(trackChange{h, true})
+	if !c.cfg.Role.Consumes() || !h.Vouched(c.cfg.Token) {
+		return
+	}
+	if c.spawn(func(context.Context) { c.peers.warm(h.key(), uint64(h.Epoch)) }) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.tracked[h.Lease] = h
 	}
 }
 
 // Untrack ends the renewals. It may be called at any time, more than once.
-func (c *Connector) Untrack(h *Handoff) { c.changeTrack(trackChange{h, false}) }
-
-func (c *Connector) changeTrack(t trackChange) {
-	select {
-	case c.track <- t:
-	case <-c.closed:
-	}
+func (c *Connector) Untrack(h *Handoff) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.tracked, h.Lease)
 }
 
-// beat owns the set of waiting leases and sends one renewal to each peer at each
-// heartbeat, peers in parallel.
+// beat sends one renewal to each peer at each heartbeat, peers in parallel.
 func (c *Connector) beat(ctx context.Context) {
 	var calls sync.WaitGroup
 	defer calls.Wait()
-	waiting := map[LeaseID]*Handoff{}
 	tick := time.NewTicker(c.cfg.Heartbeat)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case t := <-c.track:
-			if t.add {
-				waiting[t.h.Lease] = t.h
-				calls.Go(func() { c.peers.warm(t.h.key(), uint64(t.h.Epoch)) })
-			} else {
-				delete(waiting, t.h.Lease)
-			}
-			c.mu.Lock()
-			c.tracked = len(waiting)
-			c.mu.Unlock()
 		case <-tick.C:
-			byPeer := map[core.PeerKey][]LeaseID{}
-			for id, h := range waiting {
-				byPeer[h.key()] = append(byPeer[h.key()], id)
-			}
-			for key, ids := range byPeer {
-				calls.Go(func() { c.renew(ctx, key, ids) })
-			}
+		}
+		for key, ids := range c.waiting() {
+			calls.Go(func() { c.renew(ctx, key, ids) })
 		}
 	}
+}
+
+// waiting returns the leases that are tracked, by peer.
+func (c *Connector) waiting() map[core.PeerKey][]LeaseID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	byPeer := map[core.PeerKey][]LeaseID{}
+	for id, h := range c.tracked {
+		byPeer[h.key()] = append(byPeer[h.key()], id)
+	}
+	return byPeer
 }
 
 // renew tells one peer which leases wait here. What fails shows at the load.
