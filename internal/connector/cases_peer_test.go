@@ -121,6 +121,7 @@ func TestFourPeersComeAndGo(t *testing.T) {
 	d := f.engine(t, "d:1", 1, 1, 64, func(c *Config) { c.PeerIdle, c.ReturnTimeout = time.Millisecond, 50*time.Millisecond })
 	var mu sync.Mutex // guards now
 	now := make([]*testEngine, peers)
+	back := sync.NewCond(&mu) // of a dead engine's successor
 	quit := make(chan struct{})
 	var drains, tasks sync.WaitGroup
 	start := func(i int) *testEngine {
@@ -161,6 +162,7 @@ func TestFourPeersComeAndGo(t *testing.T) {
 				mu.Lock()
 				now[i] = p
 				mu.Unlock()
+				back.Broadcast()
 			case <-quit:
 				return
 			}
@@ -197,6 +199,9 @@ func TestFourPeersComeAndGo(t *testing.T) {
 			for n := range loads {
 				mu.Lock()
 				p := now[(w+n)%peers]
+				for ; p.net.ended(); p = now[(w+n)%peers] { // else loads from the dead are all there is
+					back.Wait()
+				}
 				mu.Unlock()
 				tokens := prompt(100, w*loads+n)
 				pb, db := p.blocksFor(100, 8*w+7+32*(n%2)), d.blocksFor(100, 8*w+7)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // A tapped network notes what passes and for which request.
@@ -12,6 +14,8 @@ type tapped struct {
 	Network
 	mu    sync.Mutex
 	calls []tap
+
+	noProgress atomic.Int64 // of reads, in place of what the connector says; 0: that
 }
 
 type tap struct {
@@ -63,6 +67,9 @@ type tappedPlan struct {
 
 func (p tappedPlan) Read(ctx context.Context, s ReadSpec) Read {
 	p.n.note(ctx, "read")
+	if d := p.n.noProgress.Load(); d > 0 {
+		s.NoProgress = time.Duration(d)
+	}
 	return p.ReadPlan.Read(ctx, s)
 }
 

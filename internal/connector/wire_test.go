@@ -180,7 +180,7 @@ func TestReadWithoutTheClaimIsRefused(t *testing.T) {
 	}
 	ask := core.Claim{
 		Incarnation: h.Incarnation, Lease: h.Lease, Epoch: h.Epoch, To: 3, Digest: h.Digest, Tokens: h.Tokens,
-		Factors: d.factorSum, Want: time.Second,
+		Factors: d.factorSum, Want: time.Minute,
 	}
 	if _, err := v.conn.Call(t.Context(), KindClaim, encodeClaim(&ask)); err != nil {
 		t.Fatal(err)
@@ -308,18 +308,25 @@ func TestStallAndCutOnTheWire(t *testing.T) {
 	_ = free.Close()
 	p := hostEngine(t, "p", 1, 1, 20*20, func(c *Config) { c.Listen, c.Advertise = bound, x.l.Addr().String() })
 	x.run(bound)
-	d := hostEngine(t, "d", 1, 1, 40)
+	var net tapped
+	d := hostEngine(t, "d", 1, 1, 40, func(c *Config) {
+		c.Decorate = func(n Network) Network { net.Network = n; return &net }
+	})
 	tokens := prompt(300, 1)
 	first := -1
 	next := func() int { first += 20; return first } // nobody else's blocks
 	bytes := core.TilesOf(299) * d.layout.TileBytes()
-	// A load looks at them when it starts. Only one that must stall has short ones.
-	limits := func(noProgress, whole time.Duration) { d.cfg.NoProgress, d.cfg.LoadTimeout = noProgress, whole }
+	// Only a load that must stall has a short limit: all of it, or its reads alone, so
+	// that it is not met before.
+	limits := func(noProgress, whole time.Duration) {
+		net.noProgress.Store(int64(noProgress))
+		d.cfg.LoadTimeout = whole
+	}
 	good := func() {
 		t.Helper()
 		x.allow(-1)
 		x.cut()
-		limits(patience, patience)
+		limits(0, patience)
 		for slices.ContainsFunc(d.Status().Peers, func(s PeerStatus) bool { return s.State == core.PeerShaking.String() }) {
 			<-time.After(time.Millisecond) // a handshake that the cut may have met
 		}
@@ -333,9 +340,9 @@ func TestStallAndCutOnTheWire(t *testing.T) {
 	good()
 	for _, percent := range []int{0, 1, 50, 99} {
 		h, _ := p.grant(t, tokens, next())
-		limits(time.Second, patience)
+		limits(100*time.Millisecond, patience)
 		if percent == 0 {
-			limits(patience, 2*time.Second)
+			limits(0, 2*time.Second)
 		}
 		x.allow(600 + bytes*percent/100) // 0 % is within the claim's answer, which comes before the data
 		r := d.load(t, "stalled", h, tokens, d.blocksFor(300, 39))
