@@ -332,6 +332,9 @@ func TestLeases(t *testing.T) {
 	if o := x.last(s); o.Handoff != nil || o.Finish != FinishError || !errors.Is(o.Err, ErrNoConnector) {
 		t.Errorf("%+v", o)
 	}
+	if st := x.stats[1]; st.Finish != FinishError || !errors.Is(st.Err, ErrNoConnector) {
+		t.Errorf("without a lease it counts as %+v", st)
+	}
 	x.gone()
 
 	s = x.submit(r)
@@ -340,6 +343,9 @@ func TestLeases(t *testing.T) {
 	x.calls("the reader has left")
 	if o := x.last(s); o.Handoff != nil || o.Finish != FinishAbort || !errors.Is(o.Err, ErrAborted) {
 		t.Errorf("%+v", o)
+	}
+	if st := x.stats[2]; st.Finish != FinishAbort || !errors.Is(st.Err, ErrAborted) {
+		t.Errorf("without a reader it counts as %+v", st)
 	}
 	x.gone()
 }
@@ -488,16 +494,34 @@ func TestTimesOfARequest(t *testing.T) {
 	x.gone()
 }
 
-// What shows no request as live shows its blocks as free, whenever one looks.
+// What shows no request as live shows its blocks as free, whenever one looks, and
+// whoever has an answer finds its end in all numbers, and room for the next.
 func TestStatusAtTheEndOfARequest(t *testing.T) {
-	x := newTurns(t, sim.Config{EOSEvery: -1}, Config{})
+	x := newTurns(t, sim.Config{EOSEvery: -1}, Config{MaxRequests: 1})
 	look := func(when string, live, free int) {
 		t.Helper()
 		if st := x.Status(); st.Live != live || st.Stats.Blocks-st.Stats.Free != free {
 			t.Errorf("%s: %d requests live and %d blocks taken, want %d and %d", when, st.Live, st.Stats.Blocks-st.Stats.Free, live, free)
 		}
 	}
-	x.submit(greedy(prompt(20, 1), 1))
+	ends := func(n uint64) {
+		t.Helper()
+		var total uint64
+		for _, k := range x.Status().Stats.Finished {
+			total += k
+		}
+		if total != n || len(x.stats) != int(n) {
+			t.Errorf("%d ends in the status, %d in the metrics, want %d", total, len(x.stats), n)
+		}
+	}
+	s := x.submit(greedy(prompt(20, 1), 1))
+	told := 0
+	x.cfg.Metrics.Finished = func(st RequestStats) {
+		x.stats = append(x.stats, st)
+		if told++; s.pending() {
+			t.Error("an answer is there before its end is counted")
+		}
+	}
 	look("submitted", 1, 0)
 	b := x.Begin(x.now)
 	look("planned", 1, 2)
@@ -506,15 +530,27 @@ func TestStatusAtTheEndOfARequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.Finish(rows, x.now)
-	look("computed", 1, 2)
-	x.Begin(x.now)
 	look("finished", 0, 0)
+	ends(1)
+	x.last(s)
 
-	s := x.submit(greedy(prompt(20, 1), 0))
+	s = x.submit(greedy(prompt(20, 1), 0))
 	x.turn()
+	x.read(s)
 	s.Abort("left")
 	x.Begin(x.now)
 	look("aborted", 0, 0)
+	ends(2)
+
+	// One that comes and goes within a turn leaves the numbers of blocks as they are.
+	s = x.submit(greedy(prompt(20, 1), 0))
+	s.Abort("left")
+	x.Begin(x.now)
+	look("gone at once", 0, 0)
+	ends(3)
+	if told != 3 {
+		t.Errorf("%d ends were told", told)
+	}
 }
 
 // The first output of choice 0 says where the prompt's KV came from, and the last
@@ -667,10 +703,29 @@ func TestReaderThatIsTooSlow(t *testing.T) {
 		if d := cmp.Diff(want, outs[len(outs)-1], cmpopts.EquateErrors()); len(outs) != 3 || !ended || d != "" {
 			t.Errorf("%d tokens: %d outputs, ended %t: %s", tokens, len(outs), ended, d)
 		}
-		if len(x.stats) != 1 {
-			t.Errorf("%+v", x.stats)
+		if len(x.stats) != 1 || x.stats[0].Finish != FinishAbort || !errors.Is(x.stats[0].Err, ErrSlowReader) {
+			t.Errorf("%d tokens: it counts as %+v", tokens, x.stats)
 		}
 		x.gone()
+	}
+}
+
+// One that missed an output is told so, though it has read since and the last
+// output would find room.
+func TestReaderThatMissedAnOutput(t *testing.T) {
+	s := newStream(nil, "s", 2)
+	for i := range 3 {
+		if ok := s.push(Output{Choice: i}); ok != (i < 2) || s.behind() != (i > 0) {
+			t.Errorf("output %d is taken: %t, behind %t", i, ok, s.behind())
+		}
+	}
+	for range 2 {
+		if _, err := s.Next(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.push(Output{}) || !s.behind() {
+		t.Error("what was missed is forgotten")
 	}
 }
 

@@ -8,7 +8,8 @@ import (
 )
 
 // carry performs the core's effects in order. Effects that arise meanwhile (a
-// reader that is too slow) are performed too.
+// reader that is too slow) are performed too. Requests that end with them are
+// told of last, when all else is done.
 func (e *Engine) carry(now time.Time) {
 	for i := 0; i < len(e.core.effects); i++ {
 		f := e.core.effects[i] // copied: the list may grow
@@ -29,21 +30,45 @@ func (e *Engine) carry(now time.Time) {
 			e.cfg.Connector.Untrack(f.g.req.Handoff)
 		case doReturn:
 			e.cfg.Connector.ReturnUnread(f.g.req.Handoff)
-		case doDone:
-			e.finished(f.g, f.err, now)
 		}
 	}
 	e.core.effects = e.core.effects[:0]
+	e.end(now)
 }
 
 func (e *Engine) emit(f *effect) {
 	switch {
-	case f.g.stream.push(f.out, f.last):
-	case f.g.over: // ended in this very step, so that an abort would tell nobody
-		f.g.stream.push(Output{Finish: FinishAbort, Usage: f.g.usage, Err: ErrSlowReader}, true)
-	default:
+	case f.last:
+		e.ends = append(e.ends, *f)
+	case f.g.stream.push(f.out): // else its reader is too slow
+	case !f.g.over: // a request that is over is told so by its last output
 		e.core.abort(f.g, ErrSlowReader)
 	}
+}
+
+// end sends the last outputs of requests. Before, every number counts their ends:
+// whoever reads metrics or Status behind an answer, drains, or submits the next
+// request in its place, finds that it has ended.
+func (e *Engine) end(now time.Time) {
+	if len(e.ends) == 0 {
+		return
+	}
+	choices := 0
+	for i := range e.ends {
+		f := &e.ends[i]
+		if f.out.Err == nil && f.g.stream.behind() {
+			f.out = Output{Finish: FinishAbort, Usage: f.out.Usage, Err: ErrSlowReader}
+		}
+		e.finished(f, now)
+		choices += f.g.req.N
+	}
+	e.publish(now, true)
+	e.leave(choices)
+	for i := range e.ends {
+		e.ends[i].g.stream.end(e.ends[i].out)
+	}
+	clear(e.ends)
+	e.ends = e.ends[:0]
 }
 
 // grant makes the lease before the output that names it leaves. When the reader
@@ -67,8 +92,9 @@ func (e *Engine) grant(f *effect) {
 	}
 }
 
-// finished counts and logs the end of a request.
-func (e *Engine) finished(g *group, err error, now time.Time) {
+// finished counts and logs the end of a request, whose last output is that of f.
+func (e *Engine) finished(f *effect, now time.Time) {
+	g, last := f.g, &f.out
 	since := func(from, to time.Time) time.Duration {
 		if from.IsZero() || to.IsZero() {
 			return 0
@@ -76,25 +102,24 @@ func (e *Engine) finished(g *group, err error, now time.Time) {
 		return to.Sub(from)
 	}
 	st := RequestStats{
-		ID: g.id, ClientID: g.req.ClientID, Finish: g.finish, Err: err, Usage: g.usage, N: g.req.N, Max: g.max,
+		ID: g.id, ClientID: g.req.ClientID, Finish: last.Finish, Err: last.Err, Usage: last.Usage, N: g.req.N, Max: g.max,
 		Total: now.Sub(g.submitted), Queue: since(g.submitted, g.planned),
 		Prefill: since(g.planned, g.first), Decode: since(g.first, now),
 	}
 	e.cfg.Metrics.Finished(st)
 	attrs := []any{
 		slog.String("id", string(g.id)), slog.String("client_id", g.req.ClientID),
-		slog.String("finish", string(g.finish)), slog.Int("prompt", st.Usage.Prompt),
+		slog.String("finish", string(last.Finish)), slog.Int("prompt", st.Usage.Prompt),
 		slog.Int("completion", st.Usage.Completion), slog.Int("cached", st.Usage.LocalHit),
 		slog.Int("loaded", st.Usage.Loaded), slog.Int("recomputed", st.Usage.Recomputed),
 		slog.String("load_failure", string(st.Usage.Failure)),
 		slog.Duration("queue", st.Queue), slog.Duration("prefill", st.Prefill), slog.Duration("total", st.Total),
 	}
-	if err != nil {
-		attrs = append(attrs, slog.Any("err", err))
+	if last.Err != nil {
+		attrs = append(attrs, slog.Any("err", last.Err))
 	}
 	// The caller, who knows the client, has the line at level info.
 	e.log.Debug("request finished", attrs...)
-	e.left += g.req.N
 }
 
 // shut ends every request and waits until no load can write any more.
@@ -128,7 +153,6 @@ func (e *Engine) shut(cause error) {
 		}
 	}
 	e.carry(now)
-	e.publish(now)
 	reports, freed := e.channels()
 	for len(e.core.loads) > 0 {
 		select {
@@ -145,5 +169,5 @@ func (e *Engine) shut(cause error) {
 		}
 	}
 	e.recoveries.flush()
-	e.publish(now)
+	e.publish(now, true)
 }

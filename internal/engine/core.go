@@ -29,7 +29,6 @@ type group struct {
 
 	prompt []sample.TokenLogprobs // collected prompt log-probabilities
 	usage  Usage
-	finish FinishReason
 
 	submitted, planned, first time.Time
 }
@@ -52,14 +51,13 @@ type choice struct {
 type effectKind uint8
 
 const (
-	doEmit    effectKind = iota + 1 // out to the group's stream; last ends it
+	doEmit    effectKind = iota + 1 // out to the group's stream; last ends the request
 	doGrant                         // lease of fin, then out
 	doLoad                          // start load
 	doCancel                        // cancel the load of id
 	doTrack                         // hand-off of g needs renewals
 	doUntrack                       // hand-off of g needs no renewal any more
 	doReturn                        // give the hand-off of g back unread
-	doDone                          // log and count the end of g
 )
 
 // An effect is something that the core decided and the loop carries out.
@@ -71,7 +69,6 @@ type effect struct {
 	last bool
 	load connector.LoadSpec
 	fin  sched.Finished
-	err  error // of doDone: why the request failed, or nil
 }
 
 // A core decides what an engine does. It belongs to one goroutine; it has no

@@ -48,8 +48,8 @@ type Engine struct {
 	core       *core
 	recoveries *recoveries
 	model      Model
-	spare      []event // the inbox's other buffer
-	left       int     // choices that have ended and still count as live
+	spare      []event  // the inbox's other buffer
+	ends       []effect // last outputs of the requests that end in this turn
 
 	wake chan struct{}
 	done chan struct{} // closed when Run has returned
@@ -97,7 +97,7 @@ func New(cfg Config) (*Engine, error) {
 	e.recoveries = newRecoveries(e.log)
 	e.core = newCore(sched.New(sc), cfg.Policy, e.info.EOS, &e.cfg.Metrics)
 	e.limit = e.core.sched.Limit()
-	e.publish(time.Now())
+	e.publish(time.Now(), true)
 	return e, nil
 }
 
@@ -178,10 +178,8 @@ func (e *Engine) submit(r Request) (*Stream, error) {
 	return s, nil
 }
 
-// leave takes the choices that have ended off the count and tells Drain of the last.
-func (e *Engine) leave() {
-	n := e.left
-	e.left = 0
+// leave takes n choices that have ended off the count and tells Drain of the last.
+func (e *Engine) leave(n int) {
 	if e.live.Add(-int64(n)) > 0 {
 		return
 	}
@@ -250,7 +248,7 @@ func (e *Engine) Begin(now time.Time) *kv.Batch {
 	work := e.core.next(now)
 	e.warmer.look()
 	e.carry(now)
-	e.publish(now)
+	e.publish(now, false)
 	if !work {
 		return nil
 	}

@@ -14,11 +14,14 @@ import (
 // sampleSeq makes the result of one sequence of a step from its rows.
 func (c *core) sampleSeq(ch *choice, seq *kv.Seq, last bool, rows [][]float32) sched.Result {
 	g := ch.g
+	if g.over { // since the step was planned
+		return sched.Result{}
+	}
 	if err := c.probe(g, seq.Pos+len(seq.Tokens)-len(rows), rows); err != nil {
 		c.fail(g, err)
 		return sched.Result{}
 	}
-	if !last || g.over {
+	if !last {
 		return sched.Result{}
 	}
 	row := rows[len(rows)-1]
@@ -128,21 +131,19 @@ func (c *core) ended(ch *choice, out Output, e effect) {
 	g := ch.g
 	ch.over = true
 	g.left--
-	g.finish = out.Finish
 	out.Usage = g.usage
 	e.g, e.out, e.last = g, out, g.left == 0
 	c.do(e)
-	if g.left == 0 {
-		c.close(g, nil)
+	if e.last {
+		c.close(g)
 	}
 }
 
 // close takes g out of the core.
-func (c *core) close(g *group, err error) {
+func (c *core) close(g *group) {
 	g.over = true
 	c.untrack(g)
 	delete(c.groups, g)
-	c.do(effect{kind: doDone, g: g, err: err})
 }
 
 // fail ends g, which is not over, with err, in whatever state its choices are.
@@ -173,9 +174,8 @@ func (c *core) kill(g *group, err error) {
 
 // cut ends g with an output that says why.
 func (c *core) cut(g *group, why FinishReason, err error) {
-	g.finish = why
 	c.do(effect{kind: doEmit, g: g, last: true, out: Output{Finish: why, Usage: g.usage, Err: err}})
-	c.close(g, err)
+	c.close(g)
 }
 
 // withdraw takes the choices of g out of the scheduler, those that are there.

@@ -6,7 +6,8 @@ import (
 	"tandem/internal/sched"
 )
 
-// snapshotEvery bounds the age of the sums in a Status while the engine works.
+// snapshotEvery bounds the age of the sums in a Status while the engine works. The
+// end of a request is in them at once.
 const snapshotEvery = 100 * time.Millisecond
 
 // A Status is a snapshot of an engine.
@@ -48,15 +49,11 @@ func (e *Engine) Status() Status {
 	return s
 }
 
-// publish stores a snapshot when the numbers of requests or blocks changed, and
-// the sums at most every snapshotEvery besides. Only then do requests that ended
-// no longer count as live: Status never shows the blocks of a request that is gone.
-func (e *Engine) publish(now time.Time) {
-	if e.left != 0 {
-		defer e.leave()
-	}
+// publish stores a snapshot: always, or when the numbers of requests or blocks
+// changed, or the last one is older than snapshotEvery.
+func (e *Engine) publish(now time.Time, always bool) {
 	st := e.core.sched.Stats()
-	if old := e.status.Load(); old != nil && now.Sub(old.at) < snapshotEvery {
+	if old := e.status.Load(); !always && now.Sub(old.at) < snapshotEvery {
 		a, b := old.Stats, st
 		a.Totals, b.Totals = sched.Totals{}, sched.Totals{}
 		if a == b {

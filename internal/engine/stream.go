@@ -26,6 +26,7 @@ type Stream struct {
 	queue   []Output
 	head    int // first unread output of queue
 	limit   int
+	lost    bool // an output found no room
 	ended   bool // nothing is added any more
 	quit    bool // the reader gave up
 	lease   *connector.Handoff
@@ -110,34 +111,49 @@ func (s *Stream) Close() {
 	}
 }
 
-// push adds an output and reports whether there was room. Only the loop calls
-// it.
-func (s *Stream) push(out Output, last bool) bool {
+// push adds an output and reports whether there was room. Only the loop calls it,
+// behind and end.
+func (s *Stream) push(out Output) bool {
 	s.mu.Lock()
-	if s.ended {
-		s.mu.Unlock()
-		return true
-	}
-	if n := len(s.queue) - s.head; n >= s.limit && out.Err == nil {
-		s.mu.Unlock()
+	defer s.mu.Unlock()
+	if s.lost = s.lost || s.full(); s.lost {
 		return false
 	}
+	s.add(out)
+	return true
+}
+
+// behind reports whether the reader missed an output, or would miss the next one.
+func (s *Stream) behind() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lost || s.full()
+}
+
+// end adds the last output, whether there is room or not.
+func (s *Stream) end(out Output) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	s.add(out)
+}
+
+func (s *Stream) full() bool { return len(s.queue)-s.head >= s.limit }
+
+func (s *Stream) add(out Output) {
 	if s.head > 0 && len(s.queue) == cap(s.queue) {
 		n := copy(s.queue, s.queue[s.head:])
 		clear(s.queue[n:])
 		s.queue, s.head = s.queue[:n], 0
 	}
 	s.queue = append(s.queue, out)
-	s.ended = last
 	if out.Handoff != nil {
 		s.lease = out.Handoff
 	}
-	s.mu.Unlock()
 	select {
 	case s.wake <- struct{}{}:
 	default:
 	}
-	return true
 }
 
 // takeLease returns the lease to revoke, once.

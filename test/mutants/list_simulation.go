@@ -70,9 +70,4 @@ var simulationMutants = []listed{
 		Old: "\t\te.Close = append(e.Close, p.view)\n\t\tvar none V\n", New: "\t\tvar none V\n",
 		Why: "the connection of an older registration stays for ever",
 	},
-	{
-		File: "internal/engine/carry.go", In: "test/simulation", Tests: "TestSeeds",
-		Old: "case f.g.over: //", New: "case false: //",
-		Why: "a full stream never ends",
-	},
 }
