@@ -37,12 +37,13 @@ type event struct {
 // An Engine serves requests with one model. All exported methods may be called
 // from any goroutine.
 type Engine struct {
-	cfg   Config
-	info  ModelInfo
-	limit int // tokens of a sequence
-	seeds uint64
-	name  string // prefix of request ids
-	log   *slog.Logger
+	cfg    Config
+	info   ModelInfo
+	limit  int // tokens of a sequence
+	seeds  uint64
+	name   string    // prefix of request ids
+	origin time.Time // before all turns, which count from it, whatever is done to the time of day
+	log    *slog.Logger
 
 	// Owned by the loop.
 	core       *core
@@ -56,7 +57,7 @@ type Engine struct {
 
 	live   atomic.Int64 // choices that were submitted and have not ended
 	number atomic.Uint64
-	turn   atomic.Int64 // when the loop's turn began, Unix ns; 0: it rests
+	turn   atomic.Int64 // when the loop's turn began, ns after origin; 0: it rests
 	sign   *sign        // up while the turn takes too long
 	warmer *warmer
 	status atomic.Pointer[Status]
@@ -90,8 +91,9 @@ func New(cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		cfg: cfg, info: cfg.Model.Info(), model: cfg.Model, log: cfg.Log, seeds: cfg.Seed,
-		name: strconv.FormatUint(rand.Uint64()>>16, 36),
-		wake: make(chan struct{}, 1), done: make(chan struct{}), sign: newSign(),
+		name:   strconv.FormatUint(rand.Uint64()>>16, 36),
+		origin: time.Now().Add(-1),
+		wake:   make(chan struct{}, 1), done: make(chan struct{}), sign: newSign(),
 		warmer: newWarmer(pool, cfg.Model.Arenas()),
 	}
 	e.recoveries = newRecoveries(e.log)
@@ -220,9 +222,9 @@ func (e *Engine) ring() {
 func (e *Engine) Drain(ctx context.Context) int {
 	e.mu.Lock()
 	e.draining = true
-	if e.live.Load() == 0 || e.closed {
+	if e.live.Load() == 0 {
 		e.mu.Unlock()
-		return int(e.live.Load())
+		return 0
 	}
 	idle := make(chan struct{})
 	e.idle = append(e.idle, idle)
@@ -300,11 +302,12 @@ func (e *Engine) loop(ctx context.Context) (err error) {
 	reports, freed := e.channels()
 	for ctx.Err() == nil {
 		now := time.Now()
-		e.turn.Store(now.UnixNano())
+		e.turn.Store(int64(now.Sub(e.origin)))
 		e.goesOn()
 		b := e.Begin(now)
 		if b == nil {
 			e.turn.Store(0)
+			e.goesOn() // also from a turn without a step
 			e.rest(ctx, reports, freed)
 			continue
 		}

@@ -44,7 +44,7 @@ func (e *Engine) Status() Status {
 	e.mu.Unlock()
 	s.Live, s.Hung = live, e.sign.up()
 	if at := e.turn.Load(); at != 0 {
-		s.Stalled = max(0, time.Since(time.Unix(0, at)))
+		s.Stalled = e.since(at)
 	}
 	return s
 }

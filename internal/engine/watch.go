@@ -92,11 +92,11 @@ func (e *Engine) watch() (end func()) {
 // look raises the sign when the loop's turn takes too long.
 func (e *Engine) look() {
 	at := e.turn.Load()
-	if at == 0 || time.Since(time.Unix(0, at)) < e.cfg.StallLimit {
+	if at == 0 || e.since(at) < e.cfg.StallLimit {
 		return
 	}
 	if e.sign.set(true) {
-		e.log.Error("the step loop is held up", slog.Duration("for", time.Since(time.Unix(0, at))))
+		e.log.Error("the step loop is held up", slog.Duration("for", e.since(at)))
 	}
 	// The turn may have ended meanwhile, before goesOn could see the sign.
 	if e.turn.Load() != at {
@@ -104,7 +104,10 @@ func (e *Engine) look() {
 	}
 }
 
-// goesOn lowers the sign. The loop calls it after it noted the new turn.
+// since returns how long the turn that began at a time after origin has taken.
+func (e *Engine) since(at int64) time.Duration { return time.Since(e.origin.Add(time.Duration(at))) }
+
+// goesOn lowers the sign. The loop calls it after it noted a new turn or its rest.
 func (e *Engine) goesOn() {
 	if e.sign.up() && e.sign.set(false) {
 		e.log.Warn("the step loop goes on")

@@ -211,6 +211,11 @@ var shellMutants = []listed{
 		Why: "a reader that was too slow takes a part of its answer for the whole",
 	},
 	{
+		File: "internal/engine/loop.go", Tests: "TestAnEngineThatRestsIsNotHungAnyMore",
+		Old: "e.goesOn() // also from a turn without a step\n", New: "",
+		Why: "an engine that was held up refuses all requests while it rests",
+	},
+	{
 		File: flowFile, Tests: "TestFlows",
 		Old: "return append(f.drop(), f.Start()...)", New: "return f.Start()",
 		Why: "the lease of a failed attempt is not released",
