@@ -69,3 +69,33 @@ func TestStuckEngineRenewsNothing(t *testing.T) {
 	}
 	x.settled(t)
 }
+
+// The same for one whose running request is short of a block: it moves no more
+// than one that waits for its first.
+func TestShortEngineRenewsNothing(t *testing.T) {
+	x := newTurns(t, sim.Config{Blocks: 4}, Config{})
+	lent := greedy(prompt(40, 9), 1)
+	lent.RemoteDecode = true
+	x.submit(lent) // 3 blocks
+	x.turn()
+	x.d.calls = nil
+	s := x.submit(greedy(prompt(10, 1), 20)) // the fourth, and one more from the 17th token on
+	x.submit(offered("d", greedy(prompt(20, 2), 2), 20))
+	x.turn()
+	x.calls("one runs, one waits", "track d")
+	x.rest()
+	x.calls("nothing moves", "untrack d")
+	if outs, ended := x.read(s); len(outs) != 7 || ended {
+		t.Errorf("%d outputs, ended %t", len(outs), ended)
+	}
+	x.d.freed <- []kv.BlockID{0, 1, 2}
+	x.turn()
+	x.calls("the blocks are back", "load 3.0 of d from d: tiles 0 to 2 of 20 tokens into 2 blocks", "track d")
+	x.report("3.0", 2, "")
+	x.rest()
+	x.calls("it is loaded", "untrack d")
+	if outs, ended := x.read(s); len(outs) != 13 || !ended {
+		t.Errorf("%d more outputs, ended %t", len(outs), ended)
+	}
+	x.gone()
+}

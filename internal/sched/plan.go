@@ -125,7 +125,7 @@ func (r *request) seal(end int, last bool) (from, to, filled int) {
 // the lowest ranked request gives its blocks up, if it ranks below r and unless
 // more blocks than the idle requests above wait for are about to come back.
 func (s *Scheduler) grow(r *request, idle int) bool {
-	if r.done/s.blockTokens < len(r.blocks) {
+	if !s.short(r) {
 		return true
 	}
 	for {
@@ -148,6 +148,9 @@ func (s *Scheduler) grow(r *request, idle int) bool {
 		return false
 	}
 }
+
+// short reports whether r has no block for the next token that it computes.
+func (s *Scheduler) short(r *request) bool { return r.done/s.blockTokens >= len(r.blocks) }
 
 // lowest returns the lowest ranked request whose blocks can be taken. Somebody
 // runs when it is called.

@@ -184,10 +184,19 @@ func (s *Scheduler) Abort(id kv.RequestID) Aborting {
 	return a
 }
 
-// Stuck reports whether nothing can move before leased blocks come back: requests
-// wait for blocks, none runs, loads or is to run, and there are leases.
+// Stuck reports, after Plan, whether nothing can move before leased blocks come
+// back: there are leases, all requests wait for blocks, the one that runs too, and
+// no load has any that it could give back.
 func (s *Scheduler) Stuck() bool {
-	return s.leased > 0 && s.queue.len() > 0 && s.queue.len() == len(s.requests) && len(s.ghosts) == 0
+	if s.leased == 0 || len(s.requests) == 0 || len(s.parked)+len(s.loads)+len(s.ghosts) > 0 {
+		return false
+	}
+	for _, r := range s.running {
+		if !s.short(r) {
+			return false
+		}
+	}
+	return true
 }
 
 // Release takes back blocks that a Finished handed over. They may come in

@@ -78,6 +78,17 @@ func TestStuck(t *testing.T) {
 			w.step++
 			w.arrive()
 		}, false},
+		{"a lease, and the one that runs has no block for its next token", 2, func(w *world) { w.lease(); w.grow("long", 1); w.ticks(9) }, true},
+		{"the same, and another waits", 2, func(w *world) { w.lease(); w.grow("long", 1); w.ticks(9); w.wait(); w.tick() }, true},
+		{"the same, and it has a block", 3, func(w *world) { w.lease(); w.grow("long", 1); w.ticks(9); w.wait(); w.tick() }, false},
+		{"the same, and another gives way to it", 3, func(w *world) {
+			w.lease()
+			w.grow("long", 1)
+			w.grow("other", 2)
+			w.ticks(9)
+		}, false},
+		{"the same, and it is aborted", 2, func(w *world) { w.lease(); w.grow("long", 1); w.ticks(9); w.abort("long") }, false},
+		{"one without a block, and no lease", 1, func(w *world) { w.must(Request{ID: "long", Prompt: prompt(1, 10), MaxTokens: 9}); w.ticks(3) }, false},
 	} {
 		w := newWorld(t, pool(c.pool))
 		w.leaseSteps = 1 << 30
@@ -98,6 +109,17 @@ func (w *world) lease() {
 func (w *world) begin(external int) {
 	w.must(Request{ID: "begun", Prompt: prompt(2, 10), MaxTokens: 5, External: external})
 	w.tick()
+}
+
+// grow adds a request in one block that decodes into a second.
+func (w *world) grow(id kv.RequestID, rank uint64) {
+	w.must(Request{ID: id, Prompt: prompt(rank, 10), MaxTokens: 20, Arrival: rank})
+}
+
+func (w *world) ticks(n int) {
+	for range n {
+		w.tick()
+	}
 }
 
 // wait adds a request that needs 2 blocks.
