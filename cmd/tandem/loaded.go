@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"sync"
 	"time"
 
 	"tandem/internal/chat"
@@ -55,36 +56,41 @@ func openModel(ctx context.Context, o *serveOptions, args []string, threads int,
 	if err != nil {
 		return nil, err
 	}
-	l := &loaded{name: modelName(path), file: f}
-	fail := func(err error) (*loaded, error) { return nil, errors.Join(err, f.Close()) }
-
-	// The vocabulary is read while the weights are packed.
-	type text struct {
-		tok *tokenizer.Tokenizer
-		tpl *chat.Template
-		err error
-	}
-	texts := make(chan text, 1)
-	go func() {
-		var t text
-		t.tok, t.tpl, t.err = openText(f)
-		texts <- t
-	}()
-	l.Model, err = loadWeights(o, f, threads)
-	t := <-texts
+	l, err := readModel(o, f, threads)
 	if err != nil {
-		return fail(err)
+		return nil, errors.Join(err, f.Close())
 	}
-	if t.err != nil {
-		return fail(errors.Join(t.err, l.Close()))
-	}
-	l.tokenizer, l.template = t.tok, t.tpl
 	info, a := l.Info(), l.Arenas()[0]
 	log.Info("model loaded", "model", l.name, "kernels", info.Kernel, "threads", threads, "tensor_parallel_size", info.TP,
 		"kv_blocks", a.Blocks(), "block_size", a.Layout().BlockTokens(), "kv_cache_dtype", a.Layout().Elem.String(),
 		"max_model_len", info.MaxLen, "seconds", time.Since(began).Seconds())
 	if l.template == nil {
 		log.Warn("the model has no chat template; chat requests are refused")
+	}
+	return l, nil
+}
+
+// readModel reads the vocabulary while the weights are packed.
+func readModel(o *serveOptions, f *gguf.File, threads int) (*loaded, error) {
+	l := &loaded{name: modelName(f.Name()), file: f}
+	var words error
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		words = f.Guard(func() (err error) {
+			l.tokenizer, l.template, err = openText(f)
+			return err
+		})
+	})
+	err := f.Guard(func() (err error) {
+		l.Model, err = loadWeights(o, f, threads)
+		return err
+	})
+	wg.Wait()
+	if err != nil {
+		return nil, err
+	}
+	if words != nil {
+		return nil, errors.Join(words, l.Close())
 	}
 	return l, nil
 }
@@ -140,7 +146,19 @@ func loadWeights(o *serveOptions, f *gguf.File, threads int) (*model.Model, erro
 	if cfg.Blocks < 1 {
 		return nil, fmt.Errorf("--kv-cache-memory %s: one block takes %d bytes", o.memory.String(), size)
 	}
+	if err := kv.Fits(cfg.Blocks, size); err != nil { // those of all ranks together
+		return nil, o.smaller(err)
+	}
 	return model.Load(f, cfg)
+}
+
+// smaller says how a KV cache that the machine has no memory for is made to fit.
+func (o *serveOptions) smaller(err error) error {
+	flag := "--kv-cache-memory " + o.memory.String()
+	if o.blocks > 0 {
+		flag = fmt.Sprintf("--num-gpu-blocks-override %d", o.blocks)
+	}
+	return fmt.Errorf("%w; give less than %s", err, flag)
 }
 
 func openSim(o *serveOptions, log *slog.Logger) (*loaded, error) {
@@ -152,6 +170,9 @@ func openSim(o *serveOptions, log *slog.Logger) (*loaded, error) {
 		cfg.Blocks = 4096 * kv.TileTokens / o.blockSize
 	}
 	m, err := sim.New(cfg)
+	if errors.Is(err, kv.ErrMemory) {
+		err = o.smaller(err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -15,11 +15,18 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"slices"
 )
 
 // ErrNoKey is matched by the error of a getter whose key is not in the file.
 var ErrNoKey = errors.New("key not present")
+
+// ErrShrunk is matched by the error of Guard for a file that was cut while it was
+// mapped.
+var ErrShrunk = errors.New("the file became shorter while it was read; start again when it is whole, " +
+	"and replace a model's file by renaming another, not by writing into it")
 
 // A FormatError says what is wrong with a file and where.
 type FormatError struct {
@@ -94,23 +101,49 @@ func Open(path string) (*File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gguf: opening %s: %w", path, err)
 	}
-	f, err := Parse(path, m)
-	if err != nil {
+	f := newFile(path, m)
+	f.mapped = m
+	if err := f.Guard(f.parse); err != nil {
 		return nil, errors.Join(err, unmap(m))
 	}
-	f.mapped = m
 	return f, nil
 }
 
 // Parse reads the header of a GGUF file held in memory. The File keeps data;
 // name stands for the path in errors.
 func Parse(name string, data []byte) (*File, error) {
-	p := &parser{name: name, b: data}
-	f := &File{name: name, data: data, values: map[string]value{}, byName: map[string]int{}}
-	if err := p.file(f); err != nil {
+	f := newFile(name, data)
+	if err := f.parse(); err != nil {
 		return nil, err
 	}
 	return f, nil
+}
+
+func newFile(name string, data []byte) *File {
+	return &File{name: name, data: data, values: map[string]value{}, byName: map[string]int{}}
+}
+
+func (f *File) parse() error { return (&parser{name: f.name, b: f.data}).file(f) }
+
+// Guard calls read, which reads the file's bytes or metadata on this goroutine
+// alone. Where somebody has cut the file meanwhile, the bytes behind its end are
+// gone from the map; touching them ends a process, but read only, with an error
+// that matches ErrShrunk.
+func (f *File) Guard(read func() error) (err error) {
+	old := debug.SetPanicOnFault(true)
+	defer func() {
+		debug.SetPanicOnFault(old)
+		p := recover()
+		if fault, ok := p.(interface {
+			runtime.Error
+			Addr() uintptr
+		}); ok && within(f.mapped, fault.Addr()) {
+			err = fmt.Errorf("gguf: reading %s: %w", f.name, ErrShrunk)
+		} else if p != nil {
+			panic(p)
+		}
+	}()
+	return read()
 }
 
 // Close unmaps the file. Closing twice is harmless.

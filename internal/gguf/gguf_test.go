@@ -152,3 +152,51 @@ func parse(t *testing.T, b []byte) *gguf.File {
 	}
 	return f
 }
+
+// What is read of a file that was cut under its map is an error; other panics stay
+// panics.
+func TestGuard(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cut.gguf")
+	if err := os.WriteFile(path, gguftest.Tiny().Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := gguf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := os.Truncate(path, 8192); err != nil {
+		t.Fatal(err)
+	}
+	sum := 0
+	read := func() error {
+		for _, b := range f.Bytes() {
+			sum += int(b)
+		}
+		return nil
+	}
+	if err := f.Guard(read); !errors.Is(err, gguf.ErrShrunk) || !strings.Contains(err.Error(), path) || sum == 0 {
+		t.Errorf("%v after a sum of %d", err, sum)
+	}
+	own := errors.New("its own")
+	if err := f.Guard(func() error { return own }); !errors.Is(err, own) {
+		t.Error(err)
+	}
+	other, err := gguf.Parse("other", gguftest.Tiny().Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, guarded := range map[string]func() error{
+		"a panic":              func() error { return f.Guard(func() error { panic(own) }) },
+		"another file's fault": func() error { return other.Guard(read) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s became an error", name)
+				}
+			}()
+			_ = guarded()
+		}()
+	}
+}

@@ -2,6 +2,7 @@ package gguf
 
 import (
 	"os"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,6 +16,12 @@ func mapBytes(f *os.File, n int) ([]byte, error) {
 }
 
 func unmap(m []byte) error { return os.NewSyscallError("munmap", unix.Munmap(m)) }
+
+// within reports whether addr lies in m.
+func within(m []byte, addr uintptr) bool {
+	start := uintptr(unsafe.Pointer(unsafe.SliceData(m)))
+	return addr >= start && addr < start+uintptr(len(m))
+}
 
 func dropPages(m []byte) error {
 	return os.NewSyscallError("madvise", unix.Madvise(m, unix.MADV_DONTNEED))

@@ -1,6 +1,7 @@
 package kv
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -23,6 +24,22 @@ type Arena struct {
 	sums   []uint64 // Heads for each tile
 }
 
+// ErrMemory is matched by the errors for more KV memory than the machine has.
+var ErrMemory = errors.New("more than the memory of this machine")
+
+// Fits refuses blocks of so many bytes each that the machine has no memory for. A
+// memory file of any length can be made; it fails where nothing can be done about
+// it, when its pages are written.
+func Fits(blocks, bytes int) error {
+	have := machineMemory()
+	if have == 0 || uint64(blocks) <= have/uint64(bytes) {
+		return nil
+	}
+	const mib = 1 << 20
+	return fmt.Errorf("kv: %d blocks of %d bytes are %.0f MiB, %w, %d MiB",
+		blocks, bytes, float64(blocks)*float64(bytes)/mib, ErrMemory, have/mib)
+}
+
 // NewArena maps an arena of so many blocks, all zero.
 func NewArena(l Layout, blocks int) (*Arena, error) {
 	if l.Layers <= 0 || l.Heads <= 0 || l.HeadDim <= 0 || blocks <= 0 {
@@ -37,11 +54,8 @@ func NewArena(l Layout, blocks int) (*Arena, error) {
 	if int64(blocks) > (1<<62)/int64(l.BlockBytes()) {
 		return nil, fmt.Errorf("kv: arena of %d blocks of %d bytes: too large", blocks, l.BlockBytes())
 	}
-	// A memory file of any length can be made; it fails where nothing can be done
-	// about it, when its pages are written.
-	if have := machineMemory(); have > 0 && uint64(blocks*l.BlockBytes()) > have {
-		return nil, fmt.Errorf("kv: arena of %d blocks of %d bytes: %d MiB are more than the %d MiB of this machine",
-			blocks, l.BlockBytes(), blocks*l.BlockBytes()>>20, have>>20)
+	if err := Fits(blocks, l.BlockBytes()); err != nil {
+		return nil, err
 	}
 	mem, err := mapMemory(blocks * l.BlockBytes())
 	if err != nil {

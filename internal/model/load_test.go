@@ -3,6 +3,8 @@ package model_test
 import (
 	"errors"
 	"math"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -167,6 +169,31 @@ func TestVariantsOfAFileAreTheSameModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	sameBits(t, "with an output matrix equal to the embedding", alone(t, loadFile(t, f, model.Config{}), ids), want)
+}
+
+// A file that is cut while the team packs it is an error, whoever of the team
+// reads behind its end. The last tensor is read by the team alone.
+func TestFileIsCutWhileItIsPacked(t *testing.T) {
+	s := gguftest.Tiny()
+	s.Tied = false
+	for _, threads := range []int{1, 3} {
+		path := filepath.Join(t.TempDir(), "cut.gguf")
+		if err := os.WriteFile(path, s.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f, err := gguf.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if last := f.Tensors()[len(f.Tensors())-1]; os.Truncate(path, int64(last.Offset)) != nil || len(last.Data) < 2*os.Getpagesize() {
+			t.Fatalf("cutting %s before %s of %d bytes", path, last.Name, len(last.Data))
+		}
+		_, err = model.Load(f, model.Config{Threads: threads, MaxLen: 64})
+		if !errors.Is(err, gguf.ErrShrunk) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%d threads: %v", threads, err)
+		}
+	}
 }
 
 func TestSettingsThatDoNotFitAreRefused(t *testing.T) {

@@ -49,7 +49,8 @@ type Model struct {
 // Load checks f, maps arenas and packed weights, packs on the team and gives
 // the file's pages back. The model reads embedding rows from f: f must stay
 // open until Close. What the file or cfg asks for and this package cannot do
-// is refused with an error that matches ErrUnsupported.
+// is refused with an error that matches ErrUnsupported. The team reads under
+// f.Guard; for what the calling goroutine reads, that is the caller's to do.
 func Load(f *gguf.File, cfg Config) (m *Model, err error) {
 	p, err := readParams(f)
 	if err != nil {

@@ -274,18 +274,20 @@ func (b *planner) pack(w *weights, team *compute.Team, extra int, run func(i int
 		}
 		at += n
 	}
-	errs := make([]error, len(b.fills))
 	jobs := len(b.fills) + extra
+	errs := make([]error, jobs)
 	chunks := min(jobs, 1024)
 	team.Rouse()
 	team.Do(chunks, func(_, c int) {
 		for i := jobs * c / chunks; i < jobs*(c+1)/chunks; i++ {
-			if i < len(b.fills) {
-				f := &b.fills[i]
-				errs[i] = f.to.m.Pack(f.at, f.src)
-			} else {
+			errs[i] = b.t.f.Guard(func() error {
+				if i < len(b.fills) {
+					f := &b.fills[i]
+					return f.to.m.Pack(f.at, f.src)
+				}
 				run(i - len(b.fills))
-			}
+				return nil
+			})
 		}
 	})
 	for _, err := range errs {
