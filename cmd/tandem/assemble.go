@@ -112,6 +112,13 @@ func (s *assembly) openConnector(t transferConfig, info engine.ModelInfo, arenas
 	// One folder for all engines of a user: who starts removes the sockets there of
 	// those that were killed.
 	dir := cmp.Or(s.o.socketDir, filepath.Join(os.TempDir(), fmt.Sprintf("tandem-%d", os.Geteuid())))
+	dir, err := filepath.Abs(dir) // peers look for it from where they were started
+	if err != nil {
+		return nil, fmt.Errorf("finding the folder for the peer socket: %w; give --peer-socket-dir from / on", err)
+	}
+	if othersReach(s.o.tokenFile) {
+		s.log.Warn("others can read the cluster token", "do", "chmod 600 "+s.o.tokenFile)
+	}
 	var decorate func(connector.Network) connector.Network
 	if s.chaos != nil {
 		decorate = func(n connector.Network) connector.Network { return fault.Network(n, s.chaos, arenas) }
@@ -127,10 +134,17 @@ func (s *assembly) openConnector(t transferConfig, info engine.ModelInfo, arenas
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
 		err = fmt.Errorf("%w; choose another --peer-listen, port 0 for a free one", err)
-	case errors.Is(err, transfer.ErrSocketDir):
+	case errors.Is(err, transfer.ErrSocketDir), errors.Is(err, transfer.ErrSocketPath):
 		err = fmt.Errorf("%w; choose another with --peer-socket-dir", err)
 	}
 	return c, err
+}
+
+// othersReach reports whether every user of the machine can read or write a file.
+// Of a pipe, by which `tandem up` gives its token, nobody can.
+func othersReach(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && fi.Mode().IsRegular() && fi.Mode().Perm()&0o006 != 0
 }
 
 // readToken reads the cluster token: hexadecimal digits, or any text.

@@ -13,6 +13,9 @@ var (
 	// ErrSocketDir says what a directory that was refused for sockets is not.
 	ErrSocketDir = errors.New("want a directory of mode 0700 that belongs to this user")
 
+	// ErrSocketPath says why a directory is not taken for sockets.
+	ErrSocketPath = errors.New("the path of the unix socket is too long")
+
 	// ErrReleased says that the region's memory is released: its owner sleeps.
 	ErrReleased = errors.New("transfer: region is released")
 

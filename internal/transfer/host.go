@@ -216,7 +216,7 @@ func (h *Host) listenUnix(dir string) error {
 	sweep(dir)
 	path := filepath.Join(dir, fmt.Sprintf("peer-%x.sock", h.me.Incarnation[:8]))
 	if len(path) > maxUnixPath {
-		return fmt.Errorf("transfer: path of the unix socket %s has %d bytes, at most %d", path, len(path), maxUnixPath)
+		return fmt.Errorf("transfer: listening on %s: %w: %d bytes, at most %d", path, ErrSocketPath, len(path), maxUnixPath)
 	}
 	if h.lock = tryLock(path + ".lock"); h.lock == nil {
 		return fmt.Errorf("transfer: unix socket %s belongs to a running host", path)

@@ -311,3 +311,30 @@ func TestConnectionIsCut(t *testing.T) {
 		g.unharmed(t)
 	}
 }
+
+// A temporary folder that is named from where P was started is found by a D that
+// was started elsewhere: it reads P's memory.
+func TestRelativeTemporaryFolder(t *testing.T) {
+	cluster.Binary(t)
+	token := cluster.Token(t)
+	start := func(name, role string) *cluster.Proc {
+		tmp, err := os.MkdirTemp("", "e2e") //nolint:usetesting // its path is long, and a socket's must not be
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(tmp) })
+		t.Chdir(tmp)
+		old := os.TempDir()
+		t.Setenv("TMPDIR", ".")
+		defer t.Setenv("TMPDIR", old)
+		return cluster.Engine(t, name, role, token, sim...).Ready(t)
+	}
+	p, d := start("P", "kv_producer"), start("D", "kv_consumer")
+	prompt := []int{65, 66, 67, 68}
+	if status, ids, why := decode(t, d, prompt, handoff(t, p, prompt), 2); status != http.StatusOK || len(ids) != 2 {
+		t.Error(status, ids, why)
+	}
+	if info := string(d.Get(t, "/server_info")); !strings.Contains(info, `"path":"memfd"`) {
+		t.Error(info)
+	}
+}
