@@ -54,7 +54,7 @@ type Limits struct {
 	Header    time.Duration // of a leg, from the request to the status line; a prefill takes this long
 	Silence   time.Duration // of a leg, without a byte of an answer that has begun
 	IdleConn  time.Duration // an unused connection is closed; shorter than the engine's own limit
-	Probe     time.Duration // one probe
+	Probe     time.Duration // one probe, and any other GET
 	Every     time.Duration // between two probes of a ready backend
 	EveryDown time.Duration // between two probes of one that is not
 	Release   time.Duration // one release of a hand-off
@@ -199,10 +199,12 @@ func (b *Backend) probe(ctx context.Context) (v *View, late bool) {
 	return &View{State: NotReady, Reason: "has neither /health/ready nor /health"}, false
 }
 
-// Fetch answers a GET on path with what the engine says, at most limit bytes.
-// Header may be nil. An error is a *TransportError, or ctx's.
+// Fetch answers a GET on path with what the engine says, at most limit bytes, as
+// quick as a probe. Header may be nil. An error is a *TransportError, or ctx's.
 func (b *Backend) Fetch(ctx context.Context, path string, header http.Header, limit int64) (status int, body []byte, err error) {
-	status, body, err = b.get(ctx, path, header, limit)
+	inner, cancel := context.WithTimeout(ctx, b.limits.Probe)
+	defer cancel()
+	status, body, err = b.get(inner, path, header, limit)
 	if err != nil {
 		err = b.failed(ctx, err)
 	}

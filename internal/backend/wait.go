@@ -93,3 +93,15 @@ func (l *legBody) Close() error {
 	defer l.wait.cut()
 	return l.ReadCloser.Close()
 }
+
+// finishing bounds how long Finish reads.
+const finishing = 100 * time.Millisecond
+
+// Finish closes the body of an answer whose end is known. What little is left is
+// read for a moment, so that the connection can serve again.
+func Finish(body io.ReadCloser) {
+	if l, ok := body.(*legBody); ok {
+		defer time.AfterFunc(finishing, l.wait.cut).Stop()
+	}
+	drop(body)
+}
