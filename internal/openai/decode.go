@@ -150,6 +150,12 @@ func wholeOf(v json.RawMessage) (n int64, ok, huge bool) {
 	return int64(x), true, false
 }
 
+// Whole reads a JSON number as requests are read: 2.0 is an integer too.
+func Whole(v json.RawMessage) (n int64, ok bool) {
+	n, ok, huge := wholeOf(v)
+	return n, ok && !huge
+}
+
 func isNumber(v json.RawMessage) bool {
 	return len(v) > 0 && (v[0] == '-' || v[0] >= '0' && v[0] <= '9')
 }

@@ -33,15 +33,13 @@ func (f *failure) json() []byte {
 }
 
 // write answers a request that has no byte yet.
-func (f *failure) write(w http.ResponseWriter) {
+func (f *failure) write(w *recorder) {
 	maps.Copy(w.Header(), f.Header)
 	w.Header().Set("Content-Type", "application/json")
 	if f.Retry > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(f.Retry))
 	}
-	if r, ok := w.(*recorder); ok {
-		r.outcome = f.Kind
-	}
+	w.outcome = f.Kind
 	w.WriteHeader(f.Status)
 	// The client may be gone; there is nobody else to tell.
 	_, _ = w.Write(f.json())

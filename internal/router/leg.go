@@ -67,7 +67,9 @@ func (c *call) decodeLeg(ctx context.Context, f *flowCall, prompt json.RawMessag
 	first, err := c.begin(resp.Body)
 	if err != nil {
 		closeBody(resp.Body)
-		f.Decode().Suspect()
+		if ctx.Err() == nil {
+			f.Decode().Suspect()
+		}
 		return nil, flow.Outcome{Err: &backend.TransportError{Backend: f.Decode().Name(), Err: err}}
 	}
 	if status, body := errorEvent(first); status != 0 {
@@ -88,11 +90,11 @@ func (c *call) begin(body io.Reader) ([]byte, error) {
 	}
 	var first []byte
 	buf := make([]byte, 16<<10)
-	for c.ripe(first) == 0 {
+	for ripe(first) == 0 {
 		n, err := body.Read(buf)
 		first = append(first, buf[:n]...)
 		switch {
-		case err == nil || c.ripe(first) > 0:
+		case err == nil || ripe(first) > 0:
 		case errors.Is(err, io.EOF):
 			return nil, io.ErrUnexpectedEOF
 		default:

@@ -80,12 +80,8 @@ func (c *call) serveList(w *recorder, q *http.Request) {
 		m.finish()
 	case m.out == nil:
 		w.leave(q.Context())
-	case why == stopped:
-		m.out.abort(shutdown())
-		w.outcome = why
 	default:
-		m.out.abort(hungUp())
-		w.outcome = why
+		m.out.leave(why)
 	}
 }
 
@@ -123,6 +119,7 @@ func (c *call) listFlow(ctx context.Context, prompt json.RawMessage, send func(p
 		}
 		if string(data) == "[DONE]" {
 			send(piece{leg: leg, end: true})
+			backend.Finish(leg.resp.Body)
 			return
 		}
 		if !send(piece{leg: leg, data: bytes.Clone(data)}) {
@@ -165,8 +162,10 @@ func (m *merge) add(p piece) bool {
 		if m.out == nil {
 			m.call.blame(m.w.Header(), p.fail)
 			p.fail.write(m.w)
+			m.w.tell()
+			_ = m.w.control.Flush() // the other flows may take a while to end
 		} else {
-			m.out.abort(p.fail)
+			m.out.abort(p.fail, p.fail.Kind)
 		}
 		return false
 	}
@@ -186,16 +185,17 @@ func (m *merge) add(p piece) bool {
 		m.call.describeList(h, p.leg)
 		h.Set("Content-Type", "text/event-stream; charset=utf-8")
 		h.Set("Cache-Control", "no-cache")
+		h.Set(headerUnbuffered, "no")
 		m.w.WriteHeader(http.StatusOK)
-		m.out = m.call.output(m.w)
+		m.out = &output{w: m.w}
 	}
 	body, err := openai.ParseBody(p.data)
 	if err != nil {
-		m.out.abort(gateway(badAnswer, "a decode engine sent an event that is no JSON object"))
+		m.out.abort(gateway(badAnswer, "a decode engine sent an event that is no JSON object"), badAnswer)
 		return false
 	}
 	if status := errorStatus(p.data); status != 0 {
-		m.out.abort(ended(flow.Answered(status, p.data).Failure(1)))
+		m.out.abort(ended(flow.Answered(status, p.data).Failure(1)), flow.EngineError)
 		return false
 	}
 	choices, _ := body.Get("choices")
@@ -261,7 +261,7 @@ func (m *merge) finish() {
 				end = append(append([]byte("data: "), m.sum(body, body.Edit)...), '\n', '\n')
 			}
 		}
-		_ = m.out.write(append(end, "data: [DONE]\n\n"...)) // the client may be gone
+		m.out.last(append(end, mark+"\n\n"...))
 		return
 	}
 	var all []byte

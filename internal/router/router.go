@@ -137,7 +137,7 @@ type BackendStatus struct {
 	Info    json.RawMessage `json:"server_info,omitempty"`
 }
 
-func (r *Router) status(w http.ResponseWriter, q *http.Request) {
+func (r *Router) status(w *recorder, q *http.Request) {
 	s := Status{Role: "router", Version: r.cfg.Version, UptimeS: time.Since(r.started).Seconds()}
 	if fail := r.unready(); fail != nil {
 		s.Reason = fail.Message
@@ -149,8 +149,6 @@ func (r *Router) status(w http.ResponseWriter, q *http.Request) {
 	}
 	all := slices.Concat(r.prefill.All(), r.decode.All())
 	s.Backends = make([]BackendStatus, len(all))
-	ctx, cancel := context.WithTimeout(q.Context(), r.cfg.Backend.Probe)
-	defer cancel()
 	var wg sync.WaitGroup
 	for i, b := range all {
 		v := b.View()
@@ -162,7 +160,7 @@ func (r *Router) status(w http.ResponseWriter, q *http.Request) {
 			s.Backends[i].State, s.Backends[i].Reason = "no partner", why
 		}
 		wg.Go(func() {
-			if code, body, err := b.Fetch(ctx, "/server_info", nil, 1<<20); err == nil && code == http.StatusOK && json.Valid(body) {
+			if code, body, err := b.Fetch(q.Context(), "/server_info", nil, 1<<20); err == nil && code == http.StatusOK && json.Valid(body) {
 				s.Backends[i].Info = body
 			}
 		})
@@ -172,24 +170,18 @@ func (r *Router) status(w http.ResponseWriter, q *http.Request) {
 }
 
 // fromDecode answers a GET with what a decode engine says.
-func (r *Router) fromDecode(w http.ResponseWriter, q *http.Request) {
+func (r *Router) fromDecode(w *recorder, q *http.Request) {
 	b := r.decode.Pick()
 	if b == nil {
 		noBackend(backend.Decode).write(w)
 		return
 	}
 	status, body, err := b.Fetch(q.Context(), q.URL.EscapedPath(), legHeader(q, openai.RequestID(q.Header)), 8<<20)
-	if err != nil {
-		unanswered(err, 1).write(w)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_, _ = w.Write(body) // the client may be gone
+	passOn(w, status, body, err)
 }
 
 // toDecode passes a POST to a decode engine.
-func (r *Router) toDecode(w http.ResponseWriter, q *http.Request) {
+func (r *Router) toDecode(w *recorder, q *http.Request) {
 	body, refused := openai.ReadBody(w, q, r.cfg.MaxBody)
 	if refused != nil {
 		as(refused).write(w)
@@ -200,15 +192,19 @@ func (r *Router) toDecode(w http.ResponseWriter, q *http.Request) {
 		noBackend(backend.Decode).write(w)
 		return
 	}
-	resp, err := b.Post(q.Context(), q.URL.Path, legHeader(q, openai.RequestID(q.Header)), body)
+	status, out, err := b.Exchange(q.Context(), q.URL.Path, legHeader(q, openai.RequestID(q.Header)), body, maxPlain)
+	passOn(w, status, out, err)
+}
+
+// passOn answers what an engine did, or that it gave no whole answer.
+func passOn(w *recorder, status int, body []byte, err error) {
 	if err != nil {
 		unanswered(err, 1).write(w)
 		return
 	}
-	defer closeBody(resp.Body)
-	w.Header().Set("Content-Type", resp.Header.Get("Content-Type"))
-	w.WriteHeader(resp.StatusCode)
-	_, _ = io.Copy(w, resp.Body) // the client may be gone
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(body) // the client may be gone
 }
 
 // passed are the client's headers that both legs see.

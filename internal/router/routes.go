@@ -11,7 +11,7 @@ import (
 // A route is what one path takes.
 type route struct {
 	method string
-	serve  http.HandlerFunc
+	serve  func(*recorder, *http.Request)
 }
 
 // Handler returns the HTTP front. Paths are compared, never cleaned or joined.
@@ -26,18 +26,19 @@ func (r *Router) Handler() http.Handler {
 		"/health/ready":        {http.MethodGet, r.health},
 		"/ping":                {http.MethodGet, r.health},
 		"/status":              {http.MethodGet, r.status},
-		"/version": {http.MethodGet, func(w http.ResponseWriter, _ *http.Request) {
+		"/version": {http.MethodGet, func(w *recorder, _ *http.Request) {
 			writeJSON(w, map[string]string{"version": r.cfg.Version})
 		}},
-		"/server_info": {http.MethodGet, func(w http.ResponseWriter, _ *http.Request) {
+		"/server_info": {http.MethodGet, func(w *recorder, _ *http.Request) {
 			// For a router that was given this URL as an engine's.
 			writeJSON(w, map[string]any{"version": r.cfg.Version, "tandem": backend.Member{Role: "router"}})
 		}},
 	}
 	if r.cfg.MetricsHandler != nil {
-		routes["/metrics"] = route{http.MethodGet, r.cfg.MetricsHandler.ServeHTTP}
+		routes["/metrics"] = route{http.MethodGet, func(w *recorder, q *http.Request) { r.cfg.MetricsHandler.ServeHTTP(w, q) }}
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+	return http.HandlerFunc(func(plain http.ResponseWriter, q *http.Request) {
+		w := r.recorder(plain)
 		to, ok := routes[q.URL.Path]
 		if id, is := strings.CutPrefix(q.URL.Path, "/v1/models/"); is && id != "" {
 			to, ok = route{http.MethodGet, r.fromDecode}, true
@@ -55,7 +56,7 @@ func (r *Router) Handler() http.Handler {
 }
 
 // health answers as engines do: nothing where all is well, else an error.
-func (r *Router) health(w http.ResponseWriter, _ *http.Request) {
+func (r *Router) health(w *recorder, _ *http.Request) {
 	if fail := r.unready(); fail != nil {
 		fail.write(w)
 		return

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"tandem/internal/backend"
@@ -22,6 +23,9 @@ const (
 	headerDecode  = "X-Tandem-Decode"
 	headerRoute   = "X-Tandem-Route"
 )
+
+// headerUnbuffered keeps a proxy in front of the router from holding events back.
+const headerUnbuffered = "X-Accel-Buffering"
 
 // A call is one client request, read and checked.
 type call struct {
@@ -40,21 +44,21 @@ type call struct {
 }
 
 // serve answers the two generating endpoints.
-func (r *Router) serve(w http.ResponseWriter, q *http.Request) {
+func (r *Router) serve(w *recorder, q *http.Request) {
 	began := time.Now()
 	q, done := r.stopper.Bind(q)
 	defer done()
 	c, fail := r.parse(w, q)
 	w.Header().Set("X-Request-Id", c.id)
-	rec := &recorder{ResponseWriter: w}
-	defer func() { c.log(rec, time.Since(began)) }() // of an answer that is cut as well
+	w.tell = sync.OnceFunc(func() { c.log(w, time.Since(began)) })
+	defer w.tell() // of an answer that is cut as well
 	switch {
 	case fail != nil:
-		fail.write(rec)
+		fail.write(w)
 	case len(c.list) > 1:
-		c.serveList(rec, q)
+		c.serveList(w, q)
 	default:
-		c.serveOne(rec, q)
+		c.serveOne(w, q)
 	}
 }
 
@@ -115,8 +119,8 @@ func (r *Router) parse(w http.ResponseWriter, q *http.Request) (*call, *failure)
 		c.usage = o.IncludeUsage
 	}
 	if v, ok := body.Get("n"); ok {
-		if n, err := strconv.Atoi(string(v)); err == nil && n > 0 && n <= 1024 {
-			c.n = n
+		if n, ok := openai.Whole(v); ok && n > 0 && n <= openai.MaxChoices {
+			c.n = int(n)
 		}
 	}
 	switch {
@@ -286,6 +290,9 @@ func (c *call) run(ctx context.Context, prompt json.RawMessage) (*begun, *failur
 			fail.tried = f
 			return nil, fail
 		}
+	}
+	if leg != nil {
+		closeBody(leg.resp.Body) // the client left as it began
 	}
 	return nil, nil
 }

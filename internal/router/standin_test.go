@@ -182,13 +182,17 @@ func front(t *testing.T, cfg Config, p, d []*standIn) (*Router, string) {
 	cfg.Backend.Header = cmp.Or(set.Header, cfg.Backend.Header)
 	cfg.Backend.Silence = cmp.Or(set.Silence, cfg.Backend.Silence)
 	cfg.Backend.Probe = cmp.Or(set.Probe, cfg.Backend.Probe)
-	changed := make(chan struct{}, 100)
+	cfg.Backend.Release = cmp.Or(set.Release, cfg.Backend.Release)
+	known := make(chan struct{}, len(p)+len(d)) // the first states; nobody waits for later ones
 	prev := cfg.Metrics.State
 	cfg.Metrics.State = func(role, name string, ready bool) {
 		if prev != nil {
 			prev(role, name, ready)
 		}
-		changed <- struct{}{}
+		select {
+		case known <- struct{}{}:
+		default:
+		}
 	}
 	r, err := New(cfg)
 	if err != nil {
@@ -207,7 +211,7 @@ func front(t *testing.T, cfg Config, p, d []*standIn) (*Router, string) {
 		http.DefaultClient.CloseIdleConnections()
 	})
 	for range len(p) + len(d) {
-		<-changed
+		<-known
 	}
 	return r, srv.URL
 }

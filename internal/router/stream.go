@@ -10,16 +10,25 @@ import (
 	"strings"
 	"time"
 
+	"tandem/internal/backend"
 	"tandem/internal/openai"
 	"tandem/internal/router/flow"
 )
 
-// A recorder remembers what a handler answered, for the log and the metrics.
+// A recorder remembers what a handler answered, for the log and the metrics, and
+// bounds each write to its client.
 type recorder struct {
 	http.ResponseWriter
-	status  int // of the call: that of its error, where one ended a stream
+	control *http.ResponseController
+	limit   time.Duration // of one write
+	status  int           // of the call: that of its error, where one ended a stream
 	bytes   int64
 	outcome string // "" is success
+	tell    func() // of a call: its line in the log and its numbers, once
+}
+
+func (r *Router) recorder(w http.ResponseWriter) *recorder {
+	return &recorder{ResponseWriter: w, control: http.NewResponseController(w), limit: r.cfg.WriteTimeout, tell: func() {}}
 }
 
 // Outcomes that no failure of an engine is.
@@ -56,6 +65,7 @@ func (r *recorder) WriteHeader(status int) {
 	if r.status == 0 {
 		r.status = status
 	}
+	openai.Arm(r.control, r.limit)
 	r.ResponseWriter.WriteHeader(status)
 }
 
@@ -64,6 +74,7 @@ func (r *recorder) Write(p []byte) (int, error) {
 	if r.status == 0 {
 		r.status = http.StatusOK
 	}
+	openai.Arm(r.control, r.limit)
 	n, err := r.ResponseWriter.Write(p)
 	r.bytes += int64(n)
 	if err != nil {
@@ -75,69 +86,66 @@ func (r *recorder) Write(p []byte) (int, error) {
 // Unwrap lets http.ResponseController reach the connection.
 func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
-// An output writes to one client, each piece at once and within a bound.
+// An output writes a stream to one client, each piece at once.
 type output struct {
-	w       *recorder
-	control *http.ResponseController
-	limit   time.Duration
-	tail    []byte // the last bytes written, to know how a stream ended
-}
-
-func (c *call) output(w *recorder) *output {
-	return &output{w: w, control: http.NewResponseController(w), limit: c.r.cfg.WriteTimeout}
+	w   *recorder
+	mid bool // what was written ends in the middle of an event
 }
 
 // write sends p and flushes it. An error means that the client is gone or does
 // not read.
 func (o *output) write(p []byte) error {
-	err := o.send(p)
+	_, err := o.w.Write(p)
+	if err == nil {
+		o.mid = wholeEvents(p) < len(p)
+		err = o.w.control.Flush()
+	}
 	if err != nil {
 		o.w.outcome = clientGone
 	}
 	return err
 }
 
-// pass is write for events as an engine sent them. Where one of them is an error,
-// what was begun with 200 did not end so.
-func (o *output) pass(events []byte) error {
+// last is write for the end of a stream. The call is told of before, so that who
+// has the end finds it counted.
+func (o *output) last(p []byte) {
+	o.w.bytes += int64(len(p))
+	o.w.tell()
+	_ = o.write(p) // the client may be gone
+}
+
+// note looks for an error in events as an engine sent them: where one has it, what
+// was begun with 200 did not end so.
+func (o *output) note(events []byte) {
 	if at := bytes.Index(events, []byte(`data: {"error"`)); at >= 0 {
 		if status, _ := errorEvent(events[at:]); status != 0 {
 			o.w.outcome, o.w.status = flow.EngineError, status
 		}
 	}
-	return o.write(events)
 }
 
-func (o *output) send(p []byte) error {
-	if err := o.control.SetWriteDeadline(time.Now().Add(o.limit)); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return err
-	}
-	if _, err := o.w.Write(p); err != nil {
-		return err
-	}
-	const keep = 32
-	o.tail = append(o.tail, p[max(0, len(p)-keep):]...)
-	o.tail = o.tail[max(0, len(o.tail)-keep):]
-	return o.control.Flush()
-}
-
-// whole reports whether the stream written so far ended as streams do.
-func (o *output) whole() bool {
-	return bytes.HasSuffix(bytes.TrimRight(o.tail, "\r\n"), []byte("data: [DONE]"))
-}
-
-// abort ends a stream that has begun: one error event, then the end marker. A
-// piece that was cut in the middle is closed first.
-func (o *output) abort(f *failure) {
-	o.w.outcome, o.w.status = f.Kind, f.Status // what was begun with 200 did not end so
+// abort ends a stream that has begun: one error event, then the end mark. A
+// piece that was cut in the middle is closed first. Outcome is for the log.
+func (o *output) abort(f *failure, outcome string) {
+	o.w.outcome, o.w.status = outcome, f.Status // what was begun with 200 did not end so
 	var b bytes.Buffer
-	if len(o.tail) > 0 && !bytes.HasSuffix(o.tail, []byte("\n\n")) {
+	if o.mid {
 		b.WriteString("\n\n")
 	}
 	b.WriteString("data: ")
 	b.Write(f.json())
-	b.WriteString("\n\ndata: [DONE]\n\n")
-	_ = o.write(b.Bytes()) // the client may be gone as well
+	b.WriteString("\n\n" + mark + "\n\n")
+	o.last(b.Bytes())
+}
+
+// leave is abort for a call that ends because of why: its client left, or the
+// router stops.
+func (o *output) leave(why string) {
+	f := hungUp()
+	if why == stopped {
+		f = shutdown()
+	}
+	o.abort(f, why)
 }
 
 // head sets the header of an answer of one flow.
@@ -147,6 +155,9 @@ func (c *call) head(h http.Header, leg *begun) {
 		if v := leg.resp.Header.Get(k); v != "" {
 			h.Set(k, v)
 		}
+	}
+	if c.stream {
+		h.Set(headerUnbuffered, "no")
 	}
 	for k, v := range leg.resp.Header {
 		if strings.HasPrefix(k, "X-Tandem-") && h.Get(k) == "" {
@@ -159,7 +170,7 @@ func (c *call) head(h http.Header, leg *begun) {
 	}
 }
 
-// serveOne answers a call of one flow: the decode engine's bytes as they come.
+// serveOne answers a call of one flow.
 func (c *call) serveOne(w *recorder, q *http.Request) {
 	leg, fail := c.run(q.Context(), nil)
 	if fail != nil {
@@ -174,58 +185,87 @@ func (c *call) serveOne(w *recorder, q *http.Request) {
 	defer closeBody(leg.resp.Body)
 	c.head(w.Header(), leg)
 	w.WriteHeader(leg.resp.StatusCode)
-	out := c.output(w)
-	pending := leg.first // not yet passed on
+	if c.stream {
+		c.passStream(q.Context(), w, leg)
+	} else {
+		c.passPlain(q.Context(), w, leg)
+	}
+}
+
+// passPlain passes a plain answer on. Its last byte follows when the answer is
+// known to be whole and the call is told of.
+func (c *call) passPlain(ctx context.Context, w *recorder, leg *begun) {
+	pending := leg.first
 	buf := make([]byte, 16<<10)
 	for {
-		if n := c.ripe(pending); n > 0 {
-			if out.pass(pending[:n]) != nil {
-				return
-			}
-			pending = pending[:copy(pending, pending[n:])]
-		}
 		n, err := leg.resp.Body.Read(buf)
 		pending = append(pending, buf[:n]...)
-		if err == nil {
-			continue
-		}
-		// What is left is whole, or the beginning of an event that nobody can use.
-		n = c.ripe(pending)
-		if errors.Is(err, io.EOF) && endMark(pending[n:]) {
-			n = len(pending)
-		}
-		if n > 0 && out.pass(pending[:n]) != nil {
-			return
-		}
-		switch why := left(q.Context()); {
-		case c.stream && out.whole(): // however the connection ended
-		case !c.stream && errors.Is(err, io.EOF):
-		case why == stopped && c.stream:
-			out.abort(shutdown())
-			w.outcome = stopped
-		case why == clientGone && c.stream:
-			out.abort(hungUp())
-			w.outcome = clientGone
-		case c.stream:
-			leg.flow.Decode().Suspect()
-			out.abort(cut(leg.flow.Decode().Name()))
-		default:
-			// A plain answer that was cut has no valid end; the client must
-			// see that it is broken.
-			if w.outcome = why; why == "" {
+		if err != nil && !errors.Is(err, io.EOF) {
+			// It has no valid end; the client must see that it is broken.
+			if w.outcome = left(ctx); w.outcome == "" {
 				w.outcome, w.status = interrupted, http.StatusBadGateway
 				leg.flow.Decode().Suspect()
 			}
 			panic(http.ErrAbortHandler)
 		}
-		return
+		k := len(pending) - 1
+		if _, failed := w.Write(pending[:k]); failed != nil {
+			return
+		}
+		if err != nil {
+			w.bytes++
+			w.tell()
+			_, _ = w.Write(pending[k:]) // the client may be gone
+			return
+		}
+		pending = append(pending[:0], pending[k])
 	}
 }
 
-// ripe returns how many bytes of b can be passed on: of a stream whole events, so
-// that a client never meets the half of one.
-func (c *call) ripe(b []byte) int {
-	if !c.stream || len(b) > maxEvent {
+// passStream passes a decode engine's events on as they come, up to the end mark.
+func (c *call) passStream(ctx context.Context, w *recorder, leg *begun) {
+	out := &output{w: w}
+	pending := leg.first // not yet passed on
+	buf := make([]byte, 16<<10)
+	var err error
+	for {
+		n := ripe(pending)
+		end := throughMark(pending[:n])
+		if end == 0 && err != nil && endMark(pending[n:]) {
+			end = len(pending)
+		}
+		if end > 0 { // what becomes of the engine from here on is nothing to the client
+			out.note(pending[:end])
+			out.last(pending[:end])
+			backend.Finish(leg.resp.Body)
+			return
+		}
+		if n > 0 {
+			out.note(pending[:n])
+			if out.write(pending[:n]) != nil {
+				return
+			}
+		}
+		if err != nil {
+			break
+		}
+		pending = pending[:copy(pending, pending[n:])]
+		n, err = leg.resp.Body.Read(buf)
+		pending = append(pending, buf[:n]...)
+	}
+	// What is left is the beginning of an event that nobody can use.
+	if why := left(ctx); why != "" {
+		out.leave(why)
+		return
+	}
+	leg.flow.Decode().Suspect()
+	out.abort(cut(leg.flow.Decode().Name()), interrupted)
+}
+
+// ripe returns how many bytes of a stream can be passed on: whole events, so that
+// a client never meets the half of one.
+func ripe(b []byte) int {
+	if len(b) > maxEvent {
 		return len(b)
 	}
 	return wholeEvents(b)
@@ -245,8 +285,32 @@ func wholeEvents(b []byte) int {
 	}
 }
 
+// mark is the event that ends a stream.
+const mark = "data: [DONE]"
+
+// throughMark returns the length of events up to the end mark and with it, 0 where
+// they have none.
+func throughMark(events []byte) int {
+	for at := 0; ; {
+		i := bytes.Index(events[at:], []byte(mark))
+		if i < 0 {
+			return 0
+		}
+		begin := at + i
+		at = begin + len(mark)
+		if begin > 0 && events[begin-1] != '\n' {
+			continue
+		}
+		for _, empty := range []string{"\n\n", "\r\n\r\n"} {
+			if bytes.HasPrefix(events[at:], []byte(empty)) {
+				return at + len(empty)
+			}
+		}
+	}
+}
+
 // endMark reports whether b is the end of a stream that lacks its empty line.
-func endMark(b []byte) bool { return string(bytes.TrimSpace(b)) == "data: [DONE]" }
+func endMark(b []byte) bool { return string(bytes.TrimSpace(b)) == mark }
 
 const interrupted = "stream_interrupted"
 
