@@ -41,17 +41,22 @@ func (s *Stream) Send(v any) error {
 		return err
 	}
 	s.buf.WriteByte('\n')
-	return s.flush()
+	if err := s.write(); err != nil {
+		return err
+	}
+	s.err = s.rc.Flush()
+	return s.err
 }
 
-// Done writes the end mark.
+// Done writes the end mark. It leaves when the handler has returned: who has it
+// finds the request counted.
 func (s *Stream) Done() error {
 	s.buf.Reset()
 	s.buf.WriteString("data: [DONE]\n\n")
-	return s.flush()
+	return s.write()
 }
 
-func (s *Stream) flush() error {
+func (s *Stream) write() error {
 	if s.err != nil {
 		return s.err
 	}
@@ -64,11 +69,7 @@ func (s *Stream) flush() error {
 		s.w.WriteHeader(http.StatusOK)
 	}
 	Arm(s.rc, s.deadline)
-	if _, err := s.w.Write(s.buf.Bytes()); err != nil {
-		s.err = err
-		return err
-	}
-	s.err = s.rc.Flush()
+	_, s.err = s.w.Write(s.buf.Bytes())
 	return s.err
 }
 

@@ -234,8 +234,10 @@ func (s *Server) named(model string) error {
 func (s *Server) fail(w http.ResponseWriter, err error) {
 	e := answerTo(err)
 	// A load's failure was logged where it was met, and a storm of them is few lines
-	// there; the request's own line names it too.
-	if _, load := errors.AsType[*connector.LoadError](err); e.Status >= 500 && !load {
+	// there. So was what makes an engine unavailable. The request's own line names
+	// either.
+	_, load := errors.AsType[*connector.LoadError](err)
+	if e.Status >= 500 && e.Status != http.StatusServiceUnavailable && !load {
 		s.cfg.Log.Error("request failed", "id", w.Header().Get("X-Request-Id"), "status", e.Status, "err", err)
 	}
 	s.answerError(w, e)
@@ -249,25 +251,24 @@ func (s *Server) answerError(w http.ResponseWriter, e *openai.Error) {
 	_ = s.write(w, e.Status, e) // a client that has gone needs no error
 }
 
-// write sends v as the whole answer.
+// write sends v as the whole answer. Its last byte leaves when the handler has
+// returned: who has the answer finds it counted.
 func (s *Server) write(w http.ResponseWriter, status int, v any) error {
 	body, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	rc := http.NewResponseController(w)
-	openai.Arm(rc, s.cfg.WriteTimeout)
+	openai.Arm(http.NewResponseController(w), s.cfg.WriteTimeout)
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
-	if _, err := w.Write(body); err != nil {
+	last := len(body) - 1
+	if _, err := w.Write(body[:last]); err != nil {
 		return err
 	}
-	if err := rc.Flush(); err != nil && !errors.Is(err, http.ErrNotSupported) {
-		return err
-	}
-	return nil
+	_, err = w.Write(body[last:]) // so little that net/http keeps it back
+	return err
 }
 
 // A recorder notes the status of an answer.
