@@ -1,6 +1,7 @@
 package fault
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -9,8 +10,12 @@ import (
 	"tandem/internal/connector"
 )
 
-// short is a limit that a fault makes a call wait for.
-const short = 500 * time.Millisecond
+// What a fault makes a call wait for: brief where nothing else must happen in that
+// time, short where a message must arrive.
+const (
+	brief = 50 * time.Millisecond
+	short = time.Second
+)
 
 // tiles is how many tiles the loads of these tests have, all that D asks for.
 const tiles = 6
@@ -27,9 +32,58 @@ type cellTest struct {
 }
 
 func loadLimit(c *connector.Config)      { c.LoadTimeout = short }
-func handshakeLimit(c *connector.Config) { c.HandshakeTimeout = short }
+func handshakeLimit(c *connector.Config) { c.HandshakeTimeout = brief }
+func unsentLimit(c *connector.Config)    { c.ReturnTimeout = brief }
 func returnLimit(c *connector.Config)    { c.ReturnTimeout = short }
-func progressLimit(c *connector.Config)  { c.NoProgress = short }
+
+// progressLimit limits what a fault holds back, and nothing else.
+func progressLimit(c *connector.Config) {
+	decorate := c.Decorate
+	c.Decorate = func(n connector.Network) connector.Network {
+		return limited{decorate(limited{n, long}), brief}
+	}
+}
+
+// A limited network gives its reads a no-progress limit of its own.
+type limited struct {
+	connector.Network
+	limit time.Duration
+}
+
+func (n limited) Dial(ctx context.Context, addr string) (connector.Conn, error) {
+	c, err := n.Network.Dial(ctx, addr)
+	return limitedConn{c, n.limit}, err
+}
+
+type limitedConn struct {
+	connector.Conn
+	limit time.Duration
+}
+
+func (c limitedConn) Join(ctx context.Context, rank int, desc []byte) (connector.Remote, error) {
+	r, err := c.Conn.Join(ctx, rank, desc)
+	return limitedRemote{r, c.limit}, err
+}
+
+type limitedRemote struct {
+	connector.Remote
+	limit time.Duration
+}
+
+func (r limitedRemote) Plan(rank int, s connector.Strides) (connector.ReadPlan, error) {
+	p, err := r.Remote.Plan(rank, s)
+	return limitedPlan{p, r.limit}, err
+}
+
+type limitedPlan struct {
+	connector.ReadPlan
+	limit time.Duration
+}
+
+func (p limitedPlan) Read(ctx context.Context, s connector.ReadSpec) connector.Read {
+	s.NoProgress = p.limit
+	return p.ReadPlan.Read(ctx, s)
+}
 
 var (
 	tileBytes = int64(layout.TileBytes())
@@ -73,7 +127,7 @@ var cellTests = []cellTest{
 	{fault: Fault{Point: ReadPost, Action: Blackhole}, limits: progressLimit, class: "timeout"},
 	{fault: Fault{Point: ReadPost, Action: Cut}, class: "read"},
 	{fault: Fault{Point: ReadPost, Action: Delay, Delay: soon}},
-	{name: "too late", fault: Fault{Point: ReadPost, Action: Delay, Delay: Duration(short)}, limits: progressLimit, class: "timeout"},
+	{name: "too late", fault: Fault{Point: ReadPost, Action: Delay, Delay: Duration(brief)}, limits: progressLimit, class: "timeout"},
 	{fault: Fault{Point: ReadPiece, Action: Error, Bytes: 2*tileBytes + 5}, class: "read", valid: 2},
 	{fault: Fault{Point: ReadPiece, Action: Error, Class: "timeout"}, class: "timeout"},
 	{name: "behind the end", fault: Fault{Point: ReadPiece, Action: Error, Class: "gone", Bytes: maxBytes}, class: "gone", valid: tiles - 1},
@@ -86,12 +140,12 @@ var cellTests = []cellTest{
 	{name: "all", fault: Fault{Point: ReadPiece, Action: OtherTile, Every: 1}, class: "sum"},
 	{fault: Fault{Point: ReadPiece, Action: Duplicate}},
 	{fault: Fault{Point: ReadPiece, Action: Delay, Delay: soon}},
-	{name: "all, too late", fault: Fault{Point: ReadPiece, Action: Delay, Delay: Duration(short), Every: 1}, limits: progressLimit, class: "timeout"},
+	{name: "all, too late", fault: Fault{Point: ReadPiece, Action: Delay, Delay: Duration(brief), Every: 1}, limits: progressLimit, class: "timeout"},
 	{fault: Fault{Point: ReadPiece, Action: Drop}, class: "sum", valid: tiles - 1},
 	{name: "every third", fault: Fault{Point: ReadPiece, Action: Drop, Every: 3}, class: "sum", valid: tiles - tiles/3},
 	{name: "once", fault: Fault{Point: Return, Action: Error, When: first}},
-	{name: "again and again", fault: Fault{Point: Return, Action: Error}, limits: returnLimit, lost: true, keeps: true},
-	{fault: Fault{Point: Return, Action: Blackhole}, limits: returnLimit, lost: true, keeps: true},
+	{name: "again and again", fault: Fault{Point: Return, Action: Error}, limits: unsentLimit, lost: true, keeps: true},
+	{fault: Fault{Point: Return, Action: Blackhole}, limits: unsentLimit, lost: true, keeps: true},
 	{name: "once", fault: Fault{Point: Return, Action: Cut, When: first}},
 	{fault: Fault{Point: Return, Action: Duplicate}},
 	{fault: Fault{Point: Return, Action: Delay, Delay: soon}},

@@ -41,25 +41,26 @@ func TestHeldReadsEndWithTheirLoad(t *testing.T) {
 		for _, how := range []string{"cancel", "stop"} {
 			t.Run(fmt.Sprintf("%s %s/%s", f.Point, f.Action, how), func(t *testing.T) {
 				t.Parallel()
-				p, d := newEngine(t, "p"), newEngine(t, "d", func(c *connector.Config) {
-					// A return waits for a handshake that runs, and Run for the return.
-					if f.Point == Handshake {
-						c.HandshakeTimeout = short
-					}
-				})
+				p, d := newEngine(t, "p"), newEngine(t, "d")
 				prompt := promptOf(tiles*16+1, 1)
 				h := p.grant(prompt)
 				d.set(f)
 				d.Load(connector.LoadSpec{ID: "r", Handoff: h, Prompt: prompt, Local: h.Blocks, ToTile: tiles})
 				wait(t, "the fault", d.fired)
+				stopped := make(chan struct{})
 				if how == "cancel" {
 					d.CancelLoad("r")
+					close(stopped)
 				} else {
-					d.stop()
+					go func() { d.stop(); close(stopped) }()
 				}
 				if r := wait(t, "the report", d.Reports()); !r.Canceled || r.Err != nil {
 					t.Errorf("%+v", r)
 				}
+				if f.Point == Handshake { // a return waits for one that runs, and Run for the return
+					d.in.Off()
+				}
+				wait(t, "the end", stopped)
 			})
 		}
 	}
@@ -166,7 +167,12 @@ func TestHeartbeatFaults(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s %s", at, a), func(t *testing.T) {
 				t.Parallel()
-				p, d := pair(t, func(c *connector.Config) { c.Heartbeat = 20 * time.Millisecond })
+				shook := make(chan struct{}, 64)
+				p, d := pair(t, func(c *connector.Config) {
+					c.Heartbeat = 20 * time.Millisecond
+					c.Metrics.Handshake = func(bool, time.Duration) { shook <- struct{}{} }
+				})
+				wait(t, "the handshake", shook)
 				e := d
 				if at == Notice {
 					e = p
@@ -177,6 +183,9 @@ func TestHeartbeatFaults(t *testing.T) {
 				d.Track(h)
 				wait(t, "the first heartbeat", e.fired)
 				wait(t, "the second heartbeat", e.fired)
+				if a == Cut {
+					wait(t, "the handshake after the cut", shook) // a load could meet the cut before
+				}
 				if n := e.in.Counts(); (a == Duplicate && n[0].Fired != 2) || (a != Duplicate && len(n) != 2) {
 					t.Error(n)
 				}
