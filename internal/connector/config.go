@@ -82,6 +82,8 @@ func (c *Config) fill() error {
 			len(c.Token), minToken)
 	case c.EngineID == "" || len(c.EngineID) > maxEngineID:
 		return fmt.Errorf("connector: configuring engine_id: length %d is not from 1 to %d", len(c.EngineID), maxEngineID)
+	case !isPlain(string(c.EngineID)):
+		return fmt.Errorf("connector: configuring engine_id: %q is not text without control characters, and no engine takes a hand-off of that name", c.EngineID)
 	case len(c.Arenas) == 0 || len(c.Arenas) > MaxTP:
 		return fmt.Errorf("connector: configuring ranks: %d is not from 1 to %d", len(c.Arenas), MaxTP)
 	case len(c.Fingerprint) > maxFactors-8:

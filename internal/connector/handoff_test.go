@@ -239,6 +239,20 @@ func TestAbsurdHandoffsTakeNoMemory(t *testing.T) {
 }
 
 // TestOffersIsClamped: what a load can bring lies in 0 to prompt-1.
+// An engine whose hand-offs nobody would take does not start.
+func TestNamesThatNoHandoffCanCarry(t *testing.T) {
+	for _, name := range []string{"", strings.Repeat("x", maxEngineID+1), "a\nb", "a\x7f", "a\xff"} {
+		c := testConfig(t, name, newArenas(t, 1, 1, 1))
+		if err := c.fill(); err == nil || !strings.Contains(err.Error(), "engine_id") {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	c := testConfig(t, "engine für Ö/1", newArenas(t, 1, 1, 1))
+	if err := c.fill(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestOffersIsClamped(t *testing.T) {
 	for _, n := range []int{1, 2, 16, 17, 100} {
 		for _, offered := range []int{0, 1, n / 2, n - 1, n, n + 1, 10 * n} {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"tandem/internal/kv"
 )
@@ -220,10 +221,15 @@ func (f *fields) text(name string, limit int, required bool) string {
 		f.fail(name, fmt.Sprintf("longer than %d bytes", limit))
 	case required && s == "":
 		f.fail(name, "empty")
-	case strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }):
+	case !isPlain(s):
 		f.fail(name, "contains control characters")
 	}
 	return s
+}
+
+// isPlain reports whether s is text without control characters.
+func isPlain(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f })
 }
 
 // bytes reads a required text of exactly 2*len(out) hexadecimal digits.
