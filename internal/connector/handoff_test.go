@@ -238,7 +238,6 @@ func TestAbsurdHandoffsTakeNoMemory(t *testing.T) {
 	}
 }
 
-// TestOffersIsClamped: what a load can bring lies in 0 to prompt-1.
 // An engine whose hand-offs nobody would take does not start.
 func TestNamesThatNoHandoffCanCarry(t *testing.T) {
 	for _, name := range []string{"", strings.Repeat("x", maxEngineID+1), "a\nb", "a\x7f", "a\xff"} {
@@ -253,6 +252,7 @@ func TestNamesThatNoHandoffCanCarry(t *testing.T) {
 	}
 }
 
+// TestOffersIsClamped: what a load can bring lies in 0 to prompt-1.
 func TestOffersIsClamped(t *testing.T) {
 	for _, n := range []int{1, 2, 16, 17, 100} {
 		for _, offered := range []int{0, 1, n / 2, n - 1, n, n + 1, 10 * n} {
