@@ -154,7 +154,7 @@ func (c *Connector) giveBack(id string, h *Handoff) {
 		pause := firstRetry
 		for {
 			err := c.sendReturn(ctx, h)
-			if err == nil {
+			if err == nil || errors.Is(err, ErrStale) { // or the lease ended with the process that made it
 				return
 			}
 			select {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"tandem/internal/kv"
+	"tandem/internal/transfer"
 )
 
 // A return whose acknowledgement is lost was acted on: P has its blocks at once
@@ -140,6 +141,45 @@ func TestReturnIsTriedUntilItIsAcknowledged(t *testing.T) {
 			// 50, 100 and 200 ms between four attempts.
 			if took := time.Since(began) - d.cfg.ReturnTimeout; !c.reaches && took != time.Duration(1<<(c.attempts-1)-1)*firstRetry {
 				t.Errorf("%s: took %v", c.name, took)
+			}
+		})
+	}
+}
+
+// A lease ended with the process that made it: what cannot be given back because
+// another process is there is not tried again, and is no lost return.
+func TestReturnToAnotherProcessIsNoneThatIsLost(t *testing.T) {
+	for _, noticed := range []bool{true, false} { // that the first process has ended
+		synctest.Test(t, func(t *testing.T) {
+			f := newFabric()
+			var book ledger
+			p, d := f.engine(t, "p:1", 1, 1, 16), f.engine(t, "d:1", 1, 1, 16, book.in)
+			tokens := prompt(40, 1)
+			unread, _ := p.grant(t, tokens, 15)
+			loaded, _ := p.grant(t, tokens, 12)
+			if !noticed {
+				f.onConn = func(_ context.Context, c *fabricPeer, k Kind) error {
+					if k == KindClaim { // it meets the end, and then another process
+						c.to.kill()
+						f.engine(t, "p:1", 1, 1, 16)
+						<-c.done
+						return transfer.ErrPeerGone
+					}
+					return nil
+				}
+				if r := d.load(t, "r", loaded, tokens, d.blocksFor(40, 15)); r.Err == nil || r.Err.Class != ClassHandshake || !errors.Is(r.Err, ErrStale) {
+					t.Errorf("%+v", r)
+				}
+			} else {
+				p.stop()
+				f.engine(t, "p:1", 1, 1, 16)
+			}
+			before := f.hellos.Load()
+			d.ReturnUnread(unread)
+			<-time.After(2 * d.cfg.ReturnTimeout)
+			synctest.Wait()
+			if n := f.hellos.Load() - before; book.lost != 0 || n < 1 || n > 2 {
+				t.Errorf("noticed %v: %d returns lost, %d handshakes", noticed, book.lost, n)
 			}
 		})
 	}

@@ -121,6 +121,9 @@ func TestKilledEngineIsReplaced(t *testing.T) {
 		last, _ = p.grant(t, tokens, 9)
 		d.settle(t, last)
 		p.stop()
+		for slices.ContainsFunc(d.Status().Peers, func(s PeerStatus) bool { return s.State == core.PeerReady.String() }) {
+			<-time.After(time.Millisecond) // until its end is noticed: what is under way could dial nobody
+		}
 	}
 }
 
