@@ -59,13 +59,13 @@ const (
 )
 
 // leaseTime is long enough for a valid read on a machine that stalls.
-const leaseTime = 4 * time.Second
+const leaseTime = stretch(4 * time.Second)
 
 // adversary reads 1,000 times with bad references among as many valid reads.
 func adversary(c *campaign, t testing.TB) error {
 	f, err := c.start(t, parts{
-		prefill: []string{"--num-gpu-blocks-override", "2048", fmt.Sprintf("%skv_lease_duration=%v", extra, leaseTime.Seconds())},
-		decode:  []string{"--no-enable-prefix-caching", extra + "handshake_timeout=0.5", extra + "load_timeout=5"},
+		prefill: []string{"--num-gpu-blocks-override", "2048", leaseTime.flag("kv_lease_duration")},
+		decode:  []string{"--no-enable-prefix-caching", peerHandshake.flag("handshake_timeout"), extra + "load_timeout=5"},
 	})
 	if err != nil {
 		return err

@@ -9,11 +9,11 @@ import (
 // Limits of the engines of the matrix. They are short, so that a fault that ends
 // at a limit does so soon.
 const (
-	matrixLoad      = time.Second             // of a load
-	matrixHandshake = 400 * time.Millisecond  // of a handshake
-	matrixStall     = 800 * time.Millisecond  // without an answer to a claim, or a tile
-	matrixLease     = 1500 * time.Millisecond // of an unclaimed lease; a claim ends with the load's limit and a quarter
-	matrixLeg       = 500 * time.Millisecond  // of a leg without its next byte
+	matrixLoad      stretch = stretch(time.Second)             // of a load
+	matrixHandshake stretch = stretch(400 * time.Millisecond)  // of a handshake
+	matrixStall     stretch = stretch(800 * time.Millisecond)  // without an answer to a claim, or a tile
+	matrixLease     stretch = stretch(1500 * time.Millisecond) // of an unclaimed lease; a claim ends with the load's limit and a quarter
+	matrixLeg       stretch = stretch(500 * time.Millisecond)  // of a leg without its next byte
 )
 
 // A way says how a cell's traffic runs.
@@ -88,7 +88,7 @@ func trialOf(c fault.Cell) trial {
 		t.behind = true
 		// What a message that was lost would have given back ends with its claim.
 		if c.Action == fault.Error || c.Action == fault.Blackhole {
-			t.lasts = matrixLoad + matrixLoad/4
+			t.lasts = matrixLoad.limit() + matrixLoad.limit()/4
 		}
 		if c.Action == fault.Cut { // others use the connection
 			t.classes = []string{"read", "handshake"}
@@ -116,7 +116,7 @@ func trialOf(c fault.Cell) trial {
 	case fault.HTTP:
 		t.way = legs
 		if c.Action != fault.Delay { // a hand-off, or its release, is lost
-			t.lasts = matrixLease
+			t.lasts = matrixLease.limit()
 		}
 		if c.Action == fault.Duplicate { // the second decode leg comes to a lease that is used
 			t.classes = []string{"gone", "refused"}
@@ -135,7 +135,7 @@ func trialOf(c fault.Cell) trial {
 }
 
 func (t *trial) handshake(a fault.Action) {
-	t.way, t.lasts = meeting, matrixLease // the lease of a peer that is not reached
+	t.way, t.lasts = meeting, matrixLease.limit() // the lease of a peer that is not reached
 	// Two attempts fail and two do not, so that either policy is hit, and the
 	// back-off of failures in a row does not take the place of the fault.
 	t.faults = hit(fault.When{Pattern: "XXOO"})

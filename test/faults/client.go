@@ -14,7 +14,7 @@ import (
 )
 
 // hang is when a request counts as never answered.
-const hang = 30 * time.Second
+const hang = time.Minute
 
 var client = &http.Client{Timeout: hang, Transport: &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 5 * time.Second}}
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"net/url"
 	"sync"
 	"syscall"
@@ -9,18 +8,18 @@ import (
 	"time"
 )
 
-// claimTime is how long P keeps a claim whose D says nothing more: the load's
+// claimTime returns how long P keeps a claim whose D says nothing more: the load's
 // limit and a quarter.
-const claimTime = peerLoad*time.Second + peerLoad*time.Second/4
+func claimTime() time.Duration { return peerLoad.limit() + peerLoad.limit()/4 }
 
 // deadLease is how long P keeps what a dead D did not give back.
-const deadLease = 2 * time.Second
+const deadLease = stretch(2 * time.Second)
 
 // decoders kills and starts each D, and freezes and thaws it, while it reads.
 func decoders(c *campaign, t testing.TB) error {
 	f, err := c.start(t, parts{
-		prefill: []string{fmt.Sprintf("%skv_lease_duration=%v", extra, deadLease.Seconds())},
-		decode:  []string{"--host", home(), extra + "handshake_timeout=0.5", fmt.Sprintf("%sload_timeout=%d", extra, peerLoad)},
+		prefill: []string{deadLease.flag("kv_lease_duration")},
+		decode:  []string{"--host", home(), peerHandshake.flag("handshake_timeout"), peerLoad.flag("load_timeout")},
 	})
 	if err != nil {
 		return err
@@ -77,11 +76,11 @@ func (f *fleet) killD(r, good *row, round int) error {
 	replies, wants := wait()
 	w := f.c.pulse.start()
 	for i := range replies {
-		note(r, &replies[i], wants[i], peerLoad*time.Second+grace)
+		note(r, &replies[i], wants[i], peerLoad.limit()+grace)
 	}
 	// A D that had read, and died before its return left, has lost it: that lease
 	// ends at its deadline.
-	settleIn(r, w, deadLease+backLimit, f.p)
+	settleIn(r, w, deadLease.limit()+backLimit, f.p)
 	d.Proc = f.engine(d.Name, "kv_consumer", append(d.args, "--port", u.Port())...).Ready(f.t)
 	f.first(good, round)
 	settle(good, f.c.pulse.start(), f.engines()...)
@@ -100,14 +99,14 @@ func (f *fleet) freezeD(r *row, round int) error {
 	}
 	r.fired++
 	// Half of the rounds outlast the claims, which then end without D.
-	time.Sleep(time.Duration(round%2+1) * peerLoad * time.Second * 3 / 4)
+	time.Sleep(time.Duration(round%2+1) * peerLoad.limit() * 3 / 4)
 	d.Signal(f.t, syscall.SIGCONT)
 	w := f.c.pulse.start()
 	replies, wants := wait()
-	r.took(w.took(), peerLoad*time.Second+grace)
+	r.took(w.took(), peerLoad.limit()+grace)
 	for i := range replies {
 		note(r, &replies[i], wants[i], 0)
 	}
-	settleIn(r, f.c.pulse.start(), claimTime+backLimit, f.engines()...)
+	settleIn(r, f.c.pulse.start(), claimTime()+backLimit, f.engines()...)
 	return nil
 }

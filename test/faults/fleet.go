@@ -267,8 +267,8 @@ func settleIn(r *row, w watch, limit time.Duration, engines ...*cluster.Proc) {
 			if err == nil && b.settled() {
 				break
 			}
-			if w.took() > 10*time.Second {
-				r.wrong("%s holds %+v after 10 s (%v)", p.Name, b, err)
+			if most := max(10*time.Second, limit*patience); w.took() > most {
+				r.wrong("%s holds %+v after %v (%v)", p.Name, b, most, err)
 				return
 			}
 			time.Sleep(2 * time.Millisecond)
@@ -331,18 +331,19 @@ func (f *fleet) first(r *row, round int) {
 				rep := f.c.send(ask{url: d.router.URL, prompt: prompt, tokens: output, policy: "fail"})
 				took, how := w.took(), rep.judge(want)
 				mu.Lock()
-				if how == wrong || how == broken {
-					r.wrong("round %d, %s: %s: %s", round, d.path, how, &rep)
-				}
-				if how == right && rep.kv.Loaded == len(prompt)-1 {
+				switch {
+				case how == right && rep.kv.Loaded == len(prompt)-1:
 					r.fired++
 					r.outcome.add("right, loaded from P")
 					r.took(took, firstGood)
-				} else {
+				case how == refused && took <= 10*time.Second:
 					r.surfaced.add("tried again: " + rep.reason)
+				default:
+					r.wrong("round %d, %s, after %.1f s: %s: %s", round, d.path, took.Seconds(), how, &rep)
+					how = wrong
 				}
 				mu.Unlock()
-				if how == right || took > 10*time.Second {
+				if how != refused {
 					break
 				}
 				time.Sleep(5 * time.Millisecond)

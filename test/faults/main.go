@@ -63,7 +63,7 @@ func main() {
 	c := &campaign{log: os.Stderr, pulse: newPulse()}
 	only := flag.String("only", "", "sections to run, separated by commas")
 	flag.BoolVar(&c.short, "short", false, "fewer repetitions: for CI")
-	flag.Func("patience", "how many times its time limit a line may take; 1 unless said", func(s string) error {
+	flag.Func("patience", "how many times its time limit a line may take; the limits of the engines grow with it, up to threefold; 1 unless said", func(s string) error {
 		n, err := strconv.ParseUint(s, 10, 8)
 		if err == nil && n == 0 {
 			err = errors.New("want at least 1")

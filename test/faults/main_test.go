@@ -90,6 +90,24 @@ func TestMissedLinesFailTheCampaign(t *testing.T) {
 	}
 }
 
+// What engines are given grows with patience, to a degree; what a line may take
+// grows with it in any case.
+func TestLimitsGrowWithPatience(t *testing.T) {
+	defer func(p time.Duration) { patience = p }(patience)
+	for p, want := range map[time.Duration]string{1: "0.4", 2: "0.8", 3: "1.2", 8: "1.2"} {
+		patience = p
+		if got := matrixHandshake.flag("handshake_timeout"); got != extra+"handshake_timeout="+want {
+			t.Errorf("patience %d: %s", p, got)
+		}
+		var r row
+		r.took(p*time.Second, time.Second)
+		r.returned(p*time.Second, time.Second)
+		if len(r.missed) > 0 {
+			t.Errorf("patience %d: %v", p, r.missed)
+		}
+	}
+}
+
 // The time in which the harness could not run is taken off, and no more.
 func TestWatchTakesLatenessOff(t *testing.T) {
 	p := &pulse{}

@@ -35,10 +35,9 @@ type matrix struct {
 func everyCell(c *campaign, t testing.TB) error {
 	m := &matrix{c: c}
 	limits := []string{
-		fmt.Sprintf("%sload_timeout=%v", extra, matrixLoad.Seconds()), fmt.Sprintf("%shandshake_timeout=%v", extra, matrixHandshake.Seconds()),
-		fmt.Sprintf("%sno_progress_timeout=%v", extra, matrixStall.Seconds()),
+		matrixLoad.flag("load_timeout"), matrixHandshake.flag("handshake_timeout"), matrixStall.flag("no_progress_timeout"),
 	}
-	lease := fmt.Sprintf("%skv_lease_duration=%v", extra, matrixLease.Seconds())
+	lease := matrixLease.flag("kv_lease_duration")
 	var err error
 	if m.plain, err = c.chaos(t, parts{prefill: []string{lease}, decode: limits}); err != nil {
 		return err
@@ -46,16 +45,16 @@ func everyCell(c *campaign, t testing.TB) error {
 	if m.meet, err = c.chaos(t, parts{prefill: []string{lease}, decode: append([]string{extra + "engine_ttl=0.02"}, limits...)}); err != nil {
 		return err
 	}
-	beats := fmt.Sprintf("%skv_lease_duration=%v", extra, waitLease.Seconds())
+	beats := waitLease.flag("kv_lease_duration")
 	if m.wait, err = c.chaos(t, parts{
-		prefill: []string{beats}, decode: append([]string{beats, "--max-num-seqs", "1", "--sim-token-time", waitToken.String()}, limits...),
+		prefill: []string{beats}, decode: append([]string{beats, "--max-num-seqs", "1", "--sim-token-time", waitToken.limit().String()}, limits...),
 	}); err != nil {
 		return err
 	}
 	p, d := m.plain.p.URL, m.plain.d
 	for i, decode := range [][]string{{d[0].URL}, {d[1].URL}, {d[0].URL, d[1].URL}} {
 		args := []string{
-			"route", "--port", "0", "--enable-chaos", "--leg-timeout", matrixLeg.String(), "--silence-timeout", matrixLeg.String(),
+			"route", "--port", "0", "--enable-chaos", "--leg-timeout", matrixLeg.limit().String(), "--silence-timeout", matrixLeg.limit().String(),
 			"--retries", strconv.Itoa(len(decode) - 1), "--prefill", p,
 		}
 		for _, url := range decode {
@@ -151,7 +150,7 @@ func (m *matrix) try(r *row, cell fault.Cell, t trial) error {
 			return err
 		}
 	}
-	ex.mark(r, &t, filled+matrixLoad+grace)
+	ex.mark(r, &t, filled+matrixLoad.limit()+grace)
 	if !t.behind {
 		m.back(r, f, after, t.lasts)
 	}
@@ -217,7 +216,7 @@ func (m *matrix) rounds(r *row, cell fault.Cell, t trial, plan fault.Plan) error
 			if f.p.ExitCode() == -1 {
 				r.fired++
 			}
-			ex.mark(r, &t, matrixLoad+grace)
+			ex.mark(r, &t, matrixLoad.limit()+grace)
 			settle(r, after, f.d[0].Proc, f.d[1].Proc)
 			f.again("P", f.addr)
 			good := row{}
@@ -233,7 +232,7 @@ func (m *matrix) rounds(r *row, cell fault.Cell, t trial, plan fault.Plan) error
 		if err := disarm(f.p); err != nil {
 			return err
 		}
-		ex.mark(r, &t, matrixLoad+grace)
+		ex.mark(r, &t, matrixLoad.limit()+grace)
 		m.back(r, f, after, t.lasts)
 		if err := m.control(r, f); err != nil {
 			return err
@@ -257,7 +256,7 @@ func (m *matrix) legs(r *row, cell fault.Cell, t trial) error {
 	var after watch
 	for i, router := range m.routers {
 		// With a second D, only the first one fails: there is no second P.
-		plan, peers, limit := fault.Plan{}, []*cluster.Proc{f.p, f.d[i%2].Proc}, 2*matrixLeg
+		plan, peers, limit := fault.Plan{}, []*cluster.Proc{f.p, f.d[i%2].Proc}, 2*matrixLeg.limit()
 		if i == len(f.d) {
 			peers, limit = peers[1:], 2*limit
 		}
@@ -302,8 +301,8 @@ func (m *matrix) legs(r *row, cell fault.Cell, t trial) error {
 // How long requests wait in the fleet that runs one at a time: longer than a
 // lease that nobody renews.
 const (
-	waitLease  = 900 * time.Millisecond
-	waitToken  = time.Millisecond
+	waitLease  = stretch(900 * time.Millisecond)
+	waitToken  = stretch(time.Millisecond)
 	waitTokens = 1400
 )
 

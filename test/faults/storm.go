@@ -34,10 +34,9 @@ func gale(seed uint64, probability float64, points ...fault.Point) fault.Plan {
 // engines of different block sizes and ranks.
 func storm(c *campaign, t testing.TB) error {
 	f, err := c.chaos(t, parts{
-		prefill: []string{"--block-size", "32", "--num-gpu-blocks-override", "60", fmt.Sprintf("%skv_lease_duration=%v", extra, matrixLease.Seconds())},
+		prefill: []string{"--block-size", "32", "--num-gpu-blocks-override", "60", matrixLease.flag("kv_lease_duration")},
 		decode: []string{
-			fmt.Sprintf("%sload_timeout=%v", extra, matrixLoad.Seconds()), fmt.Sprintf("%shandshake_timeout=%v", extra, matrixHandshake.Seconds()),
-			fmt.Sprintf("%sno_progress_timeout=%v", extra, matrixStall.Seconds()), "--max-num-batched-tokens", "64",
+			matrixLoad.flag("load_timeout"), matrixHandshake.flag("handshake_timeout"), matrixStall.flag("no_progress_timeout"), "--max-num-batched-tokens", "64",
 		},
 		router: []string{"--leg-timeout", "5s", "--silence-timeout", "5s"},
 		own:    [][]string{{"--block-size", "64", "--num-gpu-blocks-override", "30"}, {"--block-size", "16", "--tensor-parallel-size", "2", "--num-gpu-blocks-override", "110"}},
@@ -107,7 +106,7 @@ func storm(c *campaign, t testing.TB) error {
 			return err
 		}
 	}
-	settleIn(&r, c.pulse.start(), matrixLease+backLimit, f.engines()...)
+	settleIn(&r, c.pulse.start(), matrixLease.limit()+backLimit, f.engines()...)
 	f.alive(&r)
 	if r.fired < n/10 {
 		r.wrong("%d faults fired", r.fired)

@@ -53,6 +53,18 @@ func (r *row) wrong(format string, args ...any) {
 // more, and still finds what waits without an end.
 var patience time.Duration = 1
 
+// A stretch is a limit that engines are given. On a slow machine calls that nothing
+// was done to would meet it, too: with patience it is longer, up to threefold, which
+// is what the campaign has time for.
+type stretch time.Duration
+
+func (s stretch) limit() time.Duration { return time.Duration(s) * min(patience, 3) }
+
+// flag returns the setting of a limit, in seconds.
+func (s stretch) flag(name string) string {
+	return fmt.Sprintf("%s%s=%v", extra, name, s.limit().Seconds())
+}
+
 // took notes how long an answer took and how long it may take.
 func (r *row) took(d, limit time.Duration) {
 	r.slowest, r.limit = max(r.slowest, d), max(r.limit, limit)

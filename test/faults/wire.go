@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"math"
 	"net"
 	"sync"
@@ -167,12 +166,12 @@ func wire(c *campaign, t testing.TB) error {
 	if err != nil {
 		return err
 	}
-	const load = time.Second
-	const claim = load + load/4 // of one that nobody can give back
+	const load = stretch(time.Second)
+	claim := load.limit() + load.limit()/4 // of one that nobody can give back
 	f, err := c.start(t, parts{
-		prefill: []string{"--peer-listen", relay.to, "--peer-advertise", relay.ln.Addr().String(), extra + "kv_lease_duration=1"},
+		prefill: []string{"--peer-listen", relay.to, "--peer-advertise", relay.ln.Addr().String(), stretch(time.Second).flag("kv_lease_duration")},
 		decode: []string{
-			extra + "handshake_timeout=0.4", extra + "no_progress_timeout=0.8", fmt.Sprintf("%sload_timeout=%v", extra, load.Seconds()),
+			stretch(400 * time.Millisecond).flag("handshake_timeout"), stretch(800 * time.Millisecond).flag("no_progress_timeout"), load.flag("load_timeout"),
 		},
 	})
 	if err != nil {
@@ -201,7 +200,7 @@ func wire(c *campaign, t testing.TB) error {
 			}
 			for i := range ex.replies {
 				rep, was := &ex.replies[i], len(r.missed)
-				note(&r, rep, ex.wants[i], load+grace)
+				note(&r, rep, ex.wants[i], load.limit()+grace)
 				how := rep.judge(ex.wants[i])
 				switch {
 				case rep.class != "" && (ex.policy[i] == "fail") != (how == refused):
