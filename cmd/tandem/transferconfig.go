@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"reflect"
 	"slices"
@@ -72,12 +73,16 @@ func parseTransfer(text string, dotted map[string]string) (transferConfig, error
 	if text != "" {
 		dec := json.NewDecoder(strings.NewReader(text))
 		dec.UseNumber()
-		if err := dec.Decode(&tree); err != nil {
+		err := dec.Decode(&tree)
+		if err == nil && (tree == nil || !atEnd(dec)) {
+			err = errors.New("null, or more than one value")
+		}
+		if err != nil {
 			return c, fmt.Errorf("--kv-transfer-config: %w: want a JSON object such as {\"kv_connector\":\"TandemConnector\",\"kv_role\":\"kv_producer\"}, or @FILE with one", err)
 		}
 	}
-	for name, value := range dotted {
-		if err := setDotted(tree, strings.Split(name, "."), value); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(dotted)) { // the same flags give the same result
+		if err := setDotted(tree, strings.Split(name, "."), dotted[name]); err != nil {
 			return c, fmt.Errorf("--kv-transfer-config.%s: %w", name, err)
 		}
 	}
