@@ -125,16 +125,17 @@ func (e *Engine) Done() <-chan struct{} { return e.done }
 // hand-off. A genuine hand-off of a refused request is given back. The request
 // ends when its Stream says so, not with ctx.
 func (e *Engine) Submit(ctx context.Context, r Request) (*Stream, error) {
-	if err := context.Cause(ctx); err != nil {
-		return nil, err
-	}
 	h := r.Handoff
 	if h != nil && e.cfg.Connector != nil {
 		if err := e.cfg.Connector.Verify(h, r.Prompt); err != nil {
 			return nil, err
 		}
 	}
-	s, err := e.submit(r)
+	var s *Stream
+	err := context.Cause(ctx)
+	if err == nil {
+		s, err = e.submit(r)
+	}
 	if err != nil && h != nil && e.cfg.Connector != nil {
 		e.cfg.Connector.ReturnUnread(h)
 	}

@@ -183,6 +183,10 @@ func TestRefusedHandoffsGoBack(t *testing.T) {
 	if a.status != 200 || a.header.Get("X-Tandem-Handoff") != "returned-unread" || len(l.back()) != 1 {
 		t.Errorf("prompt_logprobs: %d %q %s", a.status, a.header.Get("X-Tandem-Handoff"), a.raw)
 	}
+	r.server.Stop()
+	if a := send(55, string(list)); a.status != 503 || len(l.back()) != 1 {
+		t.Errorf("stopped: %d", a.status)
+	}
 	r.server.Drain()
 	if a := send(60, string(list)); a.status != 503 || len(l.back()) != 1 {
 		t.Errorf("draining: %d", a.status)
