@@ -171,6 +171,8 @@ func (c *call) timed(ctx context.Context, b *backend.Backend, o *flow.Outcome) f
 		case o.Refuses():
 			level = slog.LevelError
 			args = append(args, "param", o.Param)
+		case o.Status == http.StatusServiceUnavailable, o.Status == http.StatusTooManyRequests:
+			level = slog.LevelInfo // it shuts down or is full: another is asked, or the client is told
 		case o.Status/100 == 4:
 			level = slog.LevelDebug // the client's doing, and it is told
 		}

@@ -161,7 +161,15 @@ func TestLogOfLegs(t *testing.T) {
 			fmt.Fprint(w, `{"error":{"message":"boom","code":500}}`)
 		}, "WARN", "500", "boom", "engine_error"},
 		"500 without words": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }, "WARN", "500", "", "engine_error"},
-		"no answer":         {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "WARN", "no_answer", "EOF", "backend_unavailable"},
+		"503": {func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			fmt.Fprint(w, `{"error":{"message":"shutting down","code":503}}`)
+		}, "INFO", "503", "shutting down", "engine_error"},
+		"429": {func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusTooManyRequests)
+			fmt.Fprint(w, `{"error":{"message":"too many","code":429}}`)
+		}, "INFO", "429", "too many", "engine_error"},
+		"no answer": {func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "WARN", "no_answer", "EOF", "backend_unavailable"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			log, logger := logged()
