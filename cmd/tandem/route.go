@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"os"
@@ -10,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sync/errgroup"
 
 	"tandem/internal/backend"
 	"tandem/internal/fault"
@@ -106,10 +106,14 @@ func route(ctx context.Context, o *routeOptions, w io.Writer) error {
 		return err
 	}
 	log.Info("router started", "url", listenerURL(ln), "prefill", o.cfg.Prefill, "decode", o.cfg.Decode)
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return r.Run(ctx) })
-	g.Go(func() error { return serveHTTP(ctx, ln, mountChaos(r.Handler(), in, o.key), log, o.grace, nil, r.Stop) })
-	return g.Wait()
+	// What is still to be answered in the drain needs the probes, and its hand-offs
+	// are given back.
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(running) }()
+	err = serveHTTP(ctx, ln, mountChaos(r.Handler(), in, o.key), log, o.grace, nil, r.Stop)
+	stop()
+	return errors.Join(err, <-ended)
 }
 
 // hide keeps flags that only `tandem up` gives out of the help.
