@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -257,11 +258,21 @@ func TestRefusedHandoffs(t *testing.T) {
 		t.Errorf("refused: %v", err)
 	}
 	x.dl.refuse = nil
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	if _, err := x.d.Submit(gone, r); !errors.Is(err, context.Canceled) {
+		t.Errorf("its client has left: %v", err)
+	}
+	if returned, _, _, _, _ := x.dl.counts(); returned != 1 {
+		t.Errorf("%d hand-offs returned when a client has left", returned)
+	}
+	r.Handoff, r.N = nil, 1
+	r.Handoff = x.prefill(t, r)
 	r.N = 3
 	if _, err := x.d.Submit(t.Context(), r); !errors.Is(err, ErrOverloaded) {
 		t.Errorf("overloaded: %v", err)
 	}
-	if returned, _, _, _, _ := x.dl.counts(); returned != 1 {
+	if returned, _, _, _, _ := x.dl.counts(); returned != 2 {
 		t.Errorf("%d hand-offs returned", returned)
 	}
 	x.pl.deny = true

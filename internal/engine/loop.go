@@ -121,9 +121,10 @@ func (e *Engine) Err() error {
 func (e *Engine) Done() <-chan struct{} { return e.done }
 
 // Submit queues r. The error is ErrOverloaded, ErrDraining, ErrClosed,
-// ErrStalled, ErrNoConnector, an *InvalidError, or the Connector's refusal of the
-// hand-off. A genuine hand-off of a refused request is given back. The request
-// ends when its Stream says so, not with ctx.
+// ErrStalled, ErrNoConnector, an *InvalidError, the cause of ctx when that has
+// ended, or the Connector's refusal of the hand-off. A genuine hand-off of a
+// refused request is given back. The request ends when its Stream says so, not
+// with ctx.
 func (e *Engine) Submit(ctx context.Context, r Request) (*Stream, error) {
 	h := r.Handoff
 	if h != nil && e.cfg.Connector != nil {
