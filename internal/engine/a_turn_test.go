@@ -491,6 +491,9 @@ func TestTimesOfARequest(t *testing.T) {
 	if n := len(x.book.Lines("request finished", "client_id=a", "finish=length", "prompt=100", "completion=3", "prefill=2s", "total=4s")); n != 1 {
 		t.Errorf("%d lines of request a:\n%s", n, x.book)
 	}
+	if n := len(x.book.Lines("request finished", "finish=abort", "engine: aborted: left")); n != 2 {
+		t.Errorf("%d lines say why a request was aborted:\n%s", n, x.book)
+	}
 	x.gone()
 }
 

@@ -391,7 +391,7 @@ func (e *Engine) event(ev *event, now time.Time) {
 			}
 		}
 	case evAbort:
-		e.core.abort(g, ErrAborted)
+		e.core.abort(g, fmt.Errorf("%w: %s", ErrAborted, ev.reason))
 		e.revoke(ev.stream)
 	case evStop:
 		e.core.stop(g, ev.choice)

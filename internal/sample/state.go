@@ -77,14 +77,8 @@ func (s *State) see(t kv.Token, n int32) {
 	s.count[t] = c + n
 }
 
-// Params returns the parameters of the choice.
-func (s *State) Params() *Params { return &s.p }
-
 // Tokens returns the number of accepted tokens.
 func (s *State) Tokens() int { return s.out }
-
-// MaxTokens returns the number of tokens after which the output ends.
-func (s *State) MaxTokens() int { return s.max }
 
 // Accept adds t to the output and says whether the output ends with it. An end
 // token wins over a stop token and both over the length.
