@@ -123,7 +123,12 @@ func adversary(c *campaign, t testing.TB) error {
 	}
 	a.mix(tasks)
 
-	// And the ones whose blocks hold other prompts.
+	// And the ones whose blocks hold other prompts. Those of the last reads, too, must
+	// be there to be taken.
+	cluster.Eventually(t, "every block is back", func() bool {
+		b, err := read(f.p)
+		return err == nil && b.settled()
+	})
 	if err := a.refill(old); err != nil {
 		return err
 	}

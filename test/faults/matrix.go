@@ -312,18 +312,22 @@ func (ex *exam) behind() (filled time.Duration, err error) {
 	var wg sync.WaitGroup
 	replies := make([]reply, len(ex.f.d))
 	for i, d := range ex.f.d {
+		over := make(chan struct{})
 		wg.Go(func() {
+			defer close(over)
 			replies[i] = ex.f.c.send(ask{url: d.URL, prompt: []int{20}, tokens: waitTokens})
 		})
-		for {
+		for running := 0; running == 0; {
+			select {
+			case <-over:
+				return 0, fmt.Errorf("the request that fills %s was over before it was seen: %s", d.Name, &replies[i])
+			case <-time.After(time.Millisecond):
+			}
 			b, err := read(d.Proc)
 			if err != nil {
 				return 0, err
 			}
-			if b.Running == 1 {
-				break
-			}
-			time.Sleep(time.Millisecond)
+			running = b.Running
 		}
 	}
 	ex.together()
