@@ -48,7 +48,8 @@ type HostConfig struct {
 	Limits Limits
 
 	// Log gets a line for a refused connection, at most one in ten seconds for
-	// each host they come from. Nil: nothing is logged.
+	// each host they come from, and likewise for what cannot be accepted. Nil: nothing
+	// is logged.
 	Log *slog.Logger
 }
 
@@ -364,7 +365,7 @@ func (h *Host) accept(l net.Listener) {
 				return
 			default:
 			}
-			h.cfg.Log.Warn("accepting a peer", "error", err)
+			h.warn(l.Addr().String(), "accepting a peer", "error", err)
 			select {
 			case <-h.stop:
 				return

@@ -48,18 +48,24 @@ func (h *Host) refuse(c net.Conn, err error) {
 	default:
 		return // it ended, or was silent for too long
 	}
-	if before, ok := h.quiet.speak(source(c), time.Now()); ok {
-		args := []any{"from", c.RemoteAddr().String(), "error", err}
-		if before > 0 {
-			args = append(args, "unlogged_before", before)
-		}
-		h.cfg.Log.Warn("refusing a connection", args...)
-	}
+	h.warn(source(c), "refusing a connection", "from", c.RemoteAddr().String(), "error", err)
 	if errors.Is(err, errHTTP) {
 		answerHTTP(c)
 		return
 	}
 	_, _ = c.Write(encodeFrame(frame{Type: frameError, Body: encodeError(err)}))
+}
+
+// warn logs a line about a source, unless there was one of late.
+func (h *Host) warn(source, line string, args ...any) {
+	before, ok := h.quiet.speak(source, time.Now())
+	if !ok {
+		return
+	}
+	if before > 0 {
+		args = append(args, "unlogged_before", before)
+	}
+	h.cfg.Log.Warn(line, args...)
 }
 
 // answerHTTP says what this port is. What the client still sends is read, within

@@ -4,9 +4,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"tandem/internal/bystander/logtest"
@@ -70,3 +74,24 @@ func TestRefusalsOfOneSourceAreLoggedSeldom(t *testing.T) {
 	now = now.Add(quietFor)
 	said("new", 0, true)
 }
+
+// A listener that cannot accept, for want of descriptors say, is told of as seldom.
+func TestFailuresToAcceptAreLoggedSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log logtest.Book
+		h := &Host{stop: make(chan struct{}), cfg: HostConfig{Log: slog.New(slog.NewTextHandler(&log, nil))}}
+		var wg sync.WaitGroup
+		wg.Go(func() { h.accept(failingListener{}) })
+		<-time.After(2*quietFor + quietFor/2)
+		close(h.stop)
+		wg.Wait()
+		if lines := log.Lines("accepting a peer", "too many open files"); len(lines) != 3 || !strings.Contains(lines[2], "unlogged_before=") {
+			t.Errorf("%d lines: %s", len(lines), log.String())
+		}
+	})
+}
+
+type failingListener struct{ net.Listener }
+
+func (failingListener) Accept() (net.Conn, error) { return nil, syscall.EMFILE }
+func (failingListener) Addr() net.Addr            { return &net.UnixAddr{Name: "x"} }
