@@ -365,7 +365,9 @@ func (h *Host) accept(l net.Listener) {
 				return
 			default:
 			}
-			h.warn(l.Addr().String(), "accepting a peer", "error", err)
+			if args, ok := h.due(l.Addr().String(), "error", err); ok {
+				h.cfg.Log.Warn("accepting a peer", args...)
+			}
 			select {
 			case <-h.stop:
 				return

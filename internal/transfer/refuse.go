@@ -48,7 +48,9 @@ func (h *Host) refuse(c net.Conn, err error) {
 	default:
 		return // it ended, or was silent for too long
 	}
-	h.warn(source(c), "refusing a connection", "from", c.RemoteAddr().String(), "error", err)
+	if args, ok := h.due(source(c), "from", c.RemoteAddr().String(), "error", err); ok {
+		h.cfg.Log.Warn("refusing a connection", args...)
+	}
 	if errors.Is(err, errHTTP) {
 		answerHTTP(c)
 		return
@@ -56,16 +58,14 @@ func (h *Host) refuse(c net.Conn, err error) {
 	_, _ = c.Write(encodeFrame(frame{Type: frameError, Body: encodeError(err)}))
 }
 
-// warn logs a line about a source, unless there was one of late.
-func (h *Host) warn(source, line string, args ...any) {
+// due reports whether a line about source is due, and returns what it says: args
+// and how many were left out before it.
+func (h *Host) due(source string, args ...any) ([]any, bool) {
 	before, ok := h.quiet.speak(source, time.Now())
-	if !ok {
-		return
-	}
 	if before > 0 {
 		args = append(args, "unlogged_before", before)
 	}
-	h.cfg.Log.Warn(line, args...)
+	return args, ok
 }
 
 // answerHTTP says what this port is. What the client still sends is read, within
