@@ -39,6 +39,7 @@ fetch: model $(LINT) ## fetch all that the other targets need of the network
 	$(GO) -C internal/compute/gen mod download
 	$(GO) -C test/conform mod download
 	test/conform/run install
+	-$(GO) mod tidy -diff >/dev/null # reads more than a build does
 
 up: model ## start a prefill engine, a decode engine and a router on the default model
 	$(BIN) up
