@@ -31,6 +31,9 @@ import (
 // on whatever machine.
 const guard = time.Minute
 
+// client asks processes, of which one may hang.
+var client = &http.Client{Timeout: guard}
+
 // A Proc is one process.
 type Proc struct {
 	Name string
@@ -172,6 +175,11 @@ func (p *Proc) Log() string { return p.log.String() }
 // did end. One that did not is killed, and its log ends with its goroutines.
 func (p *Proc) Stop() (ended bool) {
 	_ = p.stdin.Close()
+	return p.ends()
+}
+
+// ends waits for the end of a process that is to end by itself.
+func (p *Proc) ends() bool {
 	select {
 	case <-p.done:
 		return true
@@ -204,9 +212,10 @@ func (p *Proc) Signal(t testing.TB, s syscall.Signal) {
 // Done is closed when the process has ended.
 func (p *Proc) Done() <-chan struct{} { return p.done }
 
-// ExitCode returns the status of a process that has ended, -1 after a signal.
+// ExitCode waits for the end of the process and returns its status, -1 after a
+// signal. One that does not end is killed.
 func (p *Proc) ExitCode() int {
-	<-p.done
+	p.ends()
 	return p.cmd.ProcessState.ExitCode()
 }
 
@@ -219,7 +228,7 @@ func (p *Proc) Ready(t testing.TB) *Proc {
 			t.Fatalf("%s ended:\n%s", p.Name, p.Log())
 		default:
 		}
-		resp, err := http.Get(p.URL + "/health/ready")
+		resp, err := client.Get(p.URL + "/health/ready")
 		if err != nil {
 			return false
 		}
@@ -247,7 +256,7 @@ func Eventually(t testing.TB, what string, cond func() bool) {
 // Get returns the body of a GET that must succeed.
 func (p *Proc) Get(t testing.TB, path string) []byte {
 	t.Helper()
-	resp, err := http.Get(p.URL + path)
+	resp, err := client.Get(p.URL + path)
 	if err != nil {
 		t.Fatal(err)
 	}
