@@ -5,16 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"sync"
 	"testing"
+	"time"
 )
 
 func testBackend(t *testing.T, h http.HandlerFunc) *Backend {
 	t.Helper()
 	srv := httptest.NewServer(h)
-	b, err := New(srv.URL, Prefill, DefaultLimits(), nil)
+	limits := DefaultLimits()
+	limits.Release = time.Minute // no test waits for its end
+	b, err := New(srv.URL, Prefill, limits, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,9 +88,14 @@ func TestExchangesThatEndHarmNoOthers(t *testing.T) {
 // A dial that is refused is told from an exchange that ended.
 func TestUnreached(t *testing.T) {
 	b := testBackend(t, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
-	closed := httptest.NewServer(http.NotFoundHandler())
-	closed.Close()
-	nobody, err := New(closed.URL, Decode, DefaultLimits(), nil)
+	ln, err := net.Listen("tcp", "127.0.0.3:0") // where nobody else listens meanwhile
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ln.Close(); err != nil {
+		t.Fatal(err)
+	}
+	nobody, err := New("http://"+ln.Addr().String(), Decode, DefaultLimits(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

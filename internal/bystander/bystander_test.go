@@ -124,17 +124,19 @@ func (b broken) Handle(ctx context.Context, r slog.Record) error {
 }
 
 func TestWhatTheHandlerDoesNotTakeIsLost(t *testing.T) {
-	var out bytes.Buffer
-	h := NewLogs(broken{slog.NewTextHandler(&out, nil)})
-	log := slog.New(h)
-	log.Info("one")
-	log.Info("bad")
-	log.Info("full")
-	log.Info("two")
-	h.Close()
-	if h.Lost() != 2 || strings.Count(out.String(), "\n") != 2 || !strings.Contains(out.String(), "msg=two dropped_lines=2") {
-		t.Errorf("lost %d: %s", h.Lost(), out.String())
-	}
+	synctest.Test(t, func(t *testing.T) { // Close waits no longer than it takes
+		var out bytes.Buffer
+		h := NewLogs(broken{slog.NewTextHandler(&out, nil)})
+		log := slog.New(h)
+		log.Info("one")
+		log.Info("bad")
+		log.Info("full")
+		log.Info("two")
+		h.Close()
+		if h.Lost() != 2 || strings.Count(out.String(), "\n") != 2 || !strings.Contains(out.String(), "msg=two dropped_lines=2") {
+			t.Errorf("lost %d: %s", h.Lost(), out.String())
+		}
+	})
 }
 
 func TestFlushWaitsForWhatIsQueued(t *testing.T) {

@@ -2,6 +2,7 @@ package router
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -47,8 +48,8 @@ func (l *line) send(method, path, body string) {
 func TestClientThatReadsNothingIsLeft(t *testing.T) {
 	const limit = 50 * time.Millisecond
 	ended := make(chan string, 10)
-	huge := strings.Repeat("x", 8<<20)
-	_, d, r, _ := pair(t, Config{WriteTimeout: limit})
+	huge := strings.Repeat("x", 1<<20) // more than the buffers of a connection hold
+	d := newStandIn(t, "D")
 	d.set(hooks{decode: func(w http.ResponseWriter, _ *http.Request, _ []byte) bool {
 		_ = json.NewEncoder(w).Encode(map[string]any{"choices": []any{map[string]any{"text": huge}}})
 		return true
@@ -61,11 +62,17 @@ func TestClientThatReadsNothingIsLeft(t *testing.T) {
 		}
 		_ = json.NewEncoder(w).Encode(huge)
 	})
+	r, _ := front(t, Config{WriteTimeout: limit}, []*standIn{newStandIn(t, "P")}, []*standIn{d})
 	h := r.Handler()
 	srv := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		h.ServeHTTP(w, q)
 		ended <- q.URL.Path
-	})}
+	}), ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+		if err := c.(*net.TCPConn).SetWriteBuffer(4 << 10); err != nil {
+			t.Error(err)
+		}
+		return ctx
+	}}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -107,7 +114,7 @@ func TestLegOfACallThatEndsAsItBegins(t *testing.T) {
 // What a decode engine did not send to its end is no answer, to whatever was
 // asked; and nothing is asked of it without a bound.
 func TestOtherAnswersOfD(t *testing.T) {
-	_, d, _, url := pair(t, Config{Backend: backend.Limits{Probe: 500 * time.Millisecond}})
+	d := newStandIn(t, "D")
 	next := d.Config.Handler
 	hang := make(chan struct{})
 	d.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
@@ -130,6 +137,7 @@ func TestOtherAnswersOfD(t *testing.T) {
 		}
 	})
 	defer close(hang)
+	_, url := front(t, Config{Backend: backend.Limits{Probe: 2 * time.Second, Every: time.Hour}}, []*standIn{newStandIn(t, "P")}, []*standIn{d})
 	if status, _, body := post(t, url+"/tokenize", `{"prompt":"a"}`); status != http.StatusBadGateway || !strings.Contains(body, "backend_unavailable") {
 		t.Errorf("an answer that breaks off: %d %s", status, body)
 	}
@@ -185,14 +193,16 @@ func TestIndexesOfAListFollowN(t *testing.T) {
 // The error of one prompt is told at once, however long the others take to end.
 func TestErrorOfAListDoesNotWaitForItsOthers(t *testing.T) {
 	p, d, _, url := pair(t, Config{Backend: backend.Limits{Release: time.Hour}})
-	let := make(chan struct{})
+	there, let := make(chan struct{}, 1), make(chan struct{})
 	p.set(hooks{prefill: func(_ http.ResponseWriter, _ *http.Request, body []byte) bool {
 		if strings.Contains(string(body), `"b"`) {
+			there <- struct{}{}
 			<-let // it does not even look whether its client is there
 		}
 		return false
 	}})
 	d.set(hooks{decode: func(w http.ResponseWriter, _ *http.Request, _ []byte) bool {
+		<-there
 		lost(w)
 		return true
 	}})

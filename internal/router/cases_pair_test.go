@@ -61,8 +61,14 @@ func silentPort(t *testing.T) string {
 // H112: a router whose members are wrong is not ready, says which member and
 // why, and sends nobody any work.
 func TestWrongMembersAreNamed(t *testing.T) {
-	closed := httptest.NewServer(http.NotFoundHandler())
-	closed.Close()
+	ln, err := net.Listen("tcp", "127.0.0.3:0") // where nobody else listens meanwhile
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ln.Close(); err != nil {
+		t.Fatal(err)
+	}
+	closed := "http://" + ln.Addr().String()
 	other := httptest.NewServer(http.NotFoundHandler())
 	defer other.Close()
 	front2 := func(t *testing.T) string { // another router, ready
@@ -80,7 +86,7 @@ func TestWrongMembersAreNamed(t *testing.T) {
 		"other model":          {pr: [2]string{"kv_producer", "a"}, dr: [2]string{"kv_consumer", "b"}, want: []string{"P does", "D:", "kv_type is type of a on P and type of b on D"}},
 		"a router":             {p: front2, dr: [2]string{"kv_consumer", "a"}, want: []string{"P is", "is a router"}},
 		"the peer port":        {p: silentPort, dr: [2]string{"kv_consumer", "a"}, want: []string{"P is down"}},
-		"a port of nobody":     {pr: [2]string{"kv_producer", "a"}, d: func(*testing.T) string { return closed.URL }, want: []string{"D is down", "refused"}},
+		"a port of nobody":     {pr: [2]string{"kv_producer", "a"}, d: func(*testing.T) string { return closed }, want: []string{"D is down", "refused"}},
 		"a port of another":    {pr: [2]string{"kv_producer", "a"}, d: func(*testing.T) string { return other.URL }, want: []string{"D is not ready", "/health"}},
 		"a consumer and no KV": {pr: [2]string{"kv_producer", "a"}, dr: [2]string{"aggregated", ""}, want: []string{"D is", "no KV connector"}},
 	} {

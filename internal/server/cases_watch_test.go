@@ -71,7 +71,7 @@ func TestFrozenLoopTurnsHealthRed(t *testing.T) {
 	if a := r.post("/v1/completions", `{"prompt":"again","max_tokens":4}`); a.status != http.StatusOK {
 		t.Errorf("a request after the freeze: %d %s", a.status, a.raw)
 	}
-	if v := seconds(); v != 0 {
-		t.Errorf("seconds without progress at rest: %v", v)
+	for seconds() != 0 { // the loop rests a moment after its answer
+		runtime.Gosched()
 	}
 }
