@@ -48,8 +48,8 @@ func TestTeamMembersWorkTogether(t *testing.T) {
 	for range 50 {
 		var arrived atomic.Int32
 		all := make(chan struct{})
-		team.Rouse()
 		team.Do(2, func(int, int) {
+			team.Rouse() // the job is there by now, so whoever parks sees it first
 			if arrived.Add(1) == 2 {
 				close(all)
 			}
