@@ -492,6 +492,11 @@ func TestSilentConnectionEnds(t *testing.T) {
 // settled returns the goroutines once a first connection has come and gone.
 func settled(t *testing.T, owner, reader *Host) int {
 	t.Helper()
+	q, err := owner.Dial(t.Context(), reader.Addr()) // the reader's own goroutines run
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Close()
 	p, err := reader.Dial(t.Context(), owner.Addr())
 	if err != nil {
 		t.Fatal(err)
