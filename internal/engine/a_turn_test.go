@@ -713,6 +713,20 @@ func TestReaderThatIsTooSlow(t *testing.T) {
 	}
 }
 
+// One that aborts with its stream full, and missed nothing, is told of the abort.
+func TestAbortOfAFullStream(t *testing.T) {
+	x := newTurns(t, sim.Config{EOSEvery: -1}, Config{MaxOutputs: 2})
+	s := x.submit(greedy(prompt(20, 1), 10))
+	x.turn()
+	x.turn()
+	s.Abort("test")
+	x.turn()
+	if o := x.last(s); o.Finish != FinishAbort || !errors.Is(o.Err, ErrAborted) || o.Usage.Completion != 2 {
+		t.Errorf("told %+v", o)
+	}
+	x.gone()
+}
+
 // One that missed an output is told so, though it has read since and the last
 // output would find room.
 func TestReaderThatMissedAnOutput(t *testing.T) {
