@@ -3,10 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -109,11 +109,12 @@ func route(ctx context.Context, o *routeOptions, w io.Writer) error {
 	// What is still to be answered in the drain needs the probes, and its hand-offs
 	// are given back.
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
-	ended := make(chan error, 1)
-	go func() { ended <- r.Run(running) }()
+	var all sync.WaitGroup
+	all.Go(func() { r.Run(running) })
 	err = serveHTTP(ctx, ln, mountChaos(r.Handler(), in, o.key), log, o.grace, nil, r.Stop)
 	stop()
-	return errors.Join(err, <-ended)
+	all.Wait()
+	return err
 }
 
 // hide keeps flags that only `tandem up` gives out of the help.

