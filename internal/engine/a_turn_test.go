@@ -585,7 +585,7 @@ func TestUsageOfOutputs(t *testing.T) {
 // One choice whose row is not finite ends its request, with the outputs that
 // were there before, and no other.
 func TestOneChoiceThatFailsEndsItsRequest(t *testing.T) {
-	for bad := range 2 {
+	for _, bad := range [][]int{{0}, {1}, {0, 1}} {
 		x := newTurns(t, sim.Config{}, Config{})
 		r := seeded(prompt(40, 1), 5, 1)
 		r.N = 2
@@ -599,7 +599,9 @@ func TestOneChoiceThatFailsEndsItsRequest(t *testing.T) {
 			if len(rows) != 3 {
 				t.Fatalf("%d rows", len(rows))
 			}
-			rows[bad][5] = float32(math.NaN())
+			for _, i := range bad {
+				rows[i][5] = float32(math.NaN())
+			}
 			x.edit = nil
 		}
 		x.told = nil
@@ -607,11 +609,11 @@ func TestOneChoiceThatFailsEndsItsRequest(t *testing.T) {
 		x.metrics("of the one beside it", "next token after 1s")
 		outs, ended := x.read(s)
 		if len(outs) != 1 || !ended || outs[0].Finish != FinishError || outs[0].Err == nil {
-			t.Fatalf("choice %d: %+v, ended %t", bad, outs, ended)
+			t.Fatalf("choices %d: %+v, ended %t", bad, outs, ended)
 		}
 		x.rest()
-		if u := x.stats[0].Usage; len(x.stats) != 2 || u.Completion < made || u.Completion > made+bad || u != outs[0].Usage {
-			t.Errorf("choice %d: %d tokens were sent, %+v", bad, made, x.stats)
+		if u := x.stats[0].Usage; len(x.stats) != 2 || u.Completion < made || u.Completion > made+bad[0] || u != outs[0].Usage {
+			t.Errorf("choices %d: %d tokens were sent, %+v", bad, made, x.stats)
 		}
 		if outs, ended := x.read(beside); len(outs) != 5 || !ended {
 			t.Errorf("its neighbour has %d outputs", len(outs))
@@ -688,6 +690,7 @@ func TestStops(t *testing.T) {
 	x.turn()
 	s.Abort("left")
 	s.Stop(0)
+	s.Stop(1)
 	x.turn()
 	if o := x.last(s); !errors.Is(o.Err, ErrAborted) || len(x.stats) != 2 || x.stats[1].Finish != FinishAbort {
 		t.Errorf("%+v", o)
