@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -190,10 +191,12 @@ func TestIndexesOfAListFollowN(t *testing.T) {
 	}
 }
 
-// The error of one prompt is told at once, however long the others take to end.
+// The error of one prompt is told at once, however long the others take to end;
+// none of them goes on to another engine.
 func TestErrorOfAListDoesNotWaitForItsOthers(t *testing.T) {
 	p, d, _, url := pair(t, Config{Backend: backend.Limits{Release: time.Hour}})
 	there, let := make(chan struct{}, 1), make(chan struct{})
+	defer close(let)
 	p.set(hooks{prefill: func(_ http.ResponseWriter, _ *http.Request, body []byte) bool {
 		if strings.Contains(string(body), `"b"`) {
 			there <- struct{}{}
@@ -201,13 +204,16 @@ func TestErrorOfAListDoesNotWaitForItsOthers(t *testing.T) {
 		}
 		return false
 	}})
-	d.set(hooks{decode: func(w http.ResponseWriter, _ *http.Request, _ []byte) bool {
-		<-there
+	d.set(hooks{decode: func(w http.ResponseWriter, q *http.Request, _ []byte) bool {
+		select {
+		case <-there:
+		case <-q.Context().Done():
+		}
 		lost(w)
 		return true
 	}})
 	l := dial(t, url)
-	for _, body := range []string{`{"prompt":["a","b"]}`, `{"prompt":["a","b"],"stream":true}`} {
+	for i, body := range []string{`{"prompt":["a","b"]}`, `{"prompt":["a","b"],"stream":true}`} {
 		l.send(http.MethodPost, "/v1/completions", body)
 		resp, err := http.ReadResponse(l.in, nil)
 		if err != nil {
@@ -221,6 +227,86 @@ func TestErrorOfAListDoesNotWaitForItsOthers(t *testing.T) {
 		let <- struct{}{} // only now
 		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
 			t.Error(err)
+		}
+		if b, _ := d.got(); len(b) != i+1 {
+			t.Errorf("%d decode legs after %d requests", len(b), i+1)
+		}
+	}
+}
+
+// A gate holds back what tells of an error until it is open.
+type gate struct {
+	http.ResponseWriter
+	open <-chan struct{}
+	shut func()
+}
+
+func (g *gate) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), `"error"`) {
+		select {
+		case <-g.open:
+		case <-time.After(time.Minute):
+			g.shut()
+		}
+	}
+	return g.ResponseWriter.Write(p)
+}
+
+func (g *gate) Unwrap() http.ResponseWriter { return g.ResponseWriter }
+
+// Before the error of one prompt is told the others are ended, so that no leg
+// begins for a client that has its answer.
+func TestErrorOfAListEndsItsOthersFirst(t *testing.T) {
+	const event = "data: {\"id\":\"a\",\"created\":1,\"choices\":[{\"index\":0,\"text\":\"t\"}]}\n\n"
+	begin := func(w http.ResponseWriter) {
+		_, _ = io.WriteString(w, event)
+		_ = http.NewResponseController(w).Flush()
+	}
+	for what, c := range map[string]struct {
+		stream bool
+		begin  func(w http.ResponseWriter)
+		fail   func(w http.ResponseWriter)
+	}{
+		"an answer": {fail: lost},
+		"a stream":  {stream: true, fail: lost},
+		"an error event": {stream: true, begin: begin, fail: func(w http.ResponseWriter) {
+			fmt.Fprint(w, "data: {\"error\":{\"message\":\"boom\",\"code\":507}}\n\n")
+		}},
+		"a malformed event": {stream: true, begin: begin, fail: func(w http.ResponseWriter) { fmt.Fprint(w, "data: [\n\n") }},
+		"a stream cut off":  {stream: true, begin: begin, fail: func(http.ResponseWriter) { panic(http.ErrAbortHandler) }},
+	} {
+		p, d, r, _ := pair(t, Config{})
+		there, ended := make(chan struct{}), make(chan struct{})
+		p.set(hooks{prefill: func(_ http.ResponseWriter, q *http.Request, body []byte) bool {
+			if strings.Contains(string(body), `"b"`) {
+				close(there)
+				<-q.Context().Done()
+				close(ended)
+			}
+			return false
+		}})
+		d.set(hooks{decode: func(w http.ResponseWriter, q *http.Request, _ []byte) bool {
+			if c.begin != nil {
+				c.begin(w)
+			}
+			select {
+			case <-there:
+			case <-q.Context().Done():
+			}
+			c.fail(w)
+			return true
+		}})
+		h := r.Handler()
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+			h.ServeHTTP(&gate{w, ended, func() { t.Errorf("%s: the error is told while the other prompt is prefilled", what) }}, q)
+		}))
+		_, _, body := post(t, srv.URL+"/v1/completions", fmt.Sprintf(`{"prompt":["a","b"],"stream":%t}`, c.stream))
+		srv.Close()
+		if !strings.Contains(body, `"error"`) {
+			t.Errorf("%s: %s", what, body)
+		}
+		if b, _ := d.got(); len(b) != 1 {
+			t.Errorf("%s: %d decode legs", what, len(b))
 		}
 	}
 }

@@ -69,7 +69,7 @@ func (c *call) serveList(w *recorder, q *http.Request) {
 	})
 	defer wg.Wait()
 	defer cancel()
-	m := &merge{call: c, w: w, answers: make([][]byte, len(c.list)), headers: make([]http.Header, len(c.list))}
+	m := &merge{call: c, w: w, quit: cancel, answers: make([][]byte, len(c.list)), headers: make([]http.Header, len(c.list))}
 	for p := range pieces {
 		if !m.add(p) {
 			return
@@ -146,6 +146,7 @@ func wholeLines(data []byte, atEOF bool) (advance int, line []byte, err error) {
 type merge struct {
 	call    *call
 	w       *recorder
+	quit    func()  // ends the flows
 	out     *output // of a stream that has begun
 	id      json.RawMessage
 	created json.RawMessage
@@ -159,15 +160,7 @@ type merge struct {
 // add takes one piece and reports whether more are wanted.
 func (m *merge) add(p piece) bool {
 	if p.fail != nil {
-		if m.out == nil {
-			m.call.blame(m.w.Header(), p.fail)
-			p.fail.write(m.w)
-			m.w.tell()
-			_ = m.w.control.Flush() // the other flows may take a while to end
-		} else {
-			m.out.abort(p.fail, p.fail.Kind)
-		}
-		return false
+		return m.fail(p.fail, p.fail.Kind)
 	}
 	if !m.call.stream {
 		if m.flows == 0 {
@@ -191,12 +184,10 @@ func (m *merge) add(p piece) bool {
 	}
 	body, err := openai.ParseBody(p.data)
 	if err != nil {
-		m.out.abort(gateway(badAnswer, "a decode engine sent an event that is no JSON object"), badAnswer)
-		return false
+		return m.fail(gateway(badAnswer, "a decode engine sent an event that is no JSON object"), badAnswer)
 	}
 	if status := errorStatus(p.data); status != 0 {
-		m.out.abort(ended(flow.Answered(status, p.data).Failure(1)), flow.EngineError)
-		return false
+		return m.fail(ended(flow.Answered(status, p.data).Failure(1)), flow.EngineError)
 	}
 	choices, _ := body.Get("choices")
 	if len(openai.Elements(choices)) == 0 {
@@ -207,6 +198,21 @@ func (m *merge) add(p piece) bool {
 		}
 	}
 	return m.out.write(append(append([]byte("data: "), m.rewrite(body, p.flow)...), '\n', '\n')) == nil
+}
+
+// fail ends the call with an error. The other flows are ended first: none begins a
+// leg for a client that has its answer. Outcome is for the log.
+func (m *merge) fail(f *failure, outcome string) bool {
+	m.quit()
+	if m.out != nil {
+		m.out.abort(f, outcome)
+		return false
+	}
+	m.call.blame(m.w.Header(), f)
+	f.write(m.w)
+	m.w.tell()
+	_ = m.w.control.Flush() // the other flows may take a while to end
+	return false
 }
 
 // rewrite gives an event or answer of flow i the indexes and the identity of
