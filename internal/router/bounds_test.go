@@ -275,13 +275,15 @@ func TestErrorOfAListEndsItsOthersFirst(t *testing.T) {
 		"a malformed event": {stream: true, begin: begin, fail: func(w http.ResponseWriter) { fmt.Fprint(w, "data: [\n\n") }},
 		"a stream cut off":  {stream: true, begin: begin, fail: func(http.ResponseWriter) { panic(http.ErrAbortHandler) }},
 	} {
-		p, d, r, _ := pair(t, Config{})
+		legs := make(chan string, 10)
+		p, d, r, _ := pair(t, Config{Metrics: Metrics{Leg: func(role, _, outcome string, _ float64) { legs <- role + " " + outcome }}})
 		there, ended := make(chan struct{}), make(chan struct{})
 		p.set(hooks{prefill: func(_ http.ResponseWriter, q *http.Request, body []byte) bool {
 			if strings.Contains(string(body), `"b"`) {
 				close(there)
 				<-q.Context().Done()
 				close(ended)
+				panic(http.ErrAbortHandler)
 			}
 			return false
 		}})
@@ -307,6 +309,10 @@ func TestErrorOfAListEndsItsOthersFirst(t *testing.T) {
 		}
 		if b, _ := d.got(); len(b) != 1 {
 			t.Errorf("%s: %d decode legs", what, len(b))
+		}
+		// The flow that was ended did not fail, and no client left.
+		if a, b, c := <-legs, <-legs, <-legs; a != "prefill ok" || !strings.HasPrefix(b, "decode ") || c != "prefill dropped" {
+			t.Errorf("%s: legs %q, %q, %q", what, a, b, c)
 		}
 	}
 }

@@ -37,7 +37,7 @@ type piece struct {
 // serveList answers a list of prompts: one flow each, merged by index. The
 // first failure ends all: the client gets one defined error.
 func (c *call) serveList(w *recorder, q *http.Request) {
-	ctx, cancel := context.WithCancel(q.Context())
+	ctx, cancel := context.WithCancelCause(q.Context())
 	pieces := make(chan piece)
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, parallel)
@@ -68,7 +68,7 @@ func (c *call) serveList(w *recorder, q *http.Request) {
 		flows.Wait()
 	})
 	defer wg.Wait()
-	defer cancel()
+	defer cancel(nil)
 	m := &merge{call: c, w: w, quit: cancel, answers: make([][]byte, len(c.list)), headers: make([]http.Header, len(c.list))}
 	for p := range pieces {
 		if !m.add(p) {
@@ -146,8 +146,8 @@ func wholeLines(data []byte, atEOF bool) (advance int, line []byte, err error) {
 type merge struct {
 	call    *call
 	w       *recorder
-	quit    func()  // ends the flows
-	out     *output // of a stream that has begun
+	quit    context.CancelCauseFunc // of the flows
+	out     *output                 // of a stream that has begun
 	id      json.RawMessage
 	created json.RawMessage
 	usage   map[string]any
@@ -203,7 +203,7 @@ func (m *merge) add(p piece) bool {
 // fail ends the call with an error. The other flows are ended first: none begins a
 // leg for a client that has its answer. Outcome is for the log.
 func (m *merge) fail(f *failure, outcome string) bool {
-	m.quit()
+	m.quit(errSibling)
 	if m.out != nil {
 		m.out.abort(f, outcome)
 		return false

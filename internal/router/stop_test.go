@@ -249,28 +249,35 @@ func TestLogOfAClientThatLeft(t *testing.T) {
 }
 
 // An error event that an engine sends inside a stream is the client's to read,
-// and ends neither the log nor the metrics as a success.
+// and ends neither the log nor the metrics as a success. It stays the only one,
+// though the engine ends with it.
 func TestErrorInsideAStreamIsCounted(t *testing.T) {
-	for _, body := range []string{`{"prompt":"a","stream":true}`, `{"prompt":["a","b"],"stream":true}`} {
-		log, logger := logged()
-		statuses := []int{}
-		_, d, _, url := pair(t, Config{Log: logger, Metrics: Metrics{Request: func(_, _ string, status int, _ float64) {
-			statuses = append(statuses, status)
-		}}})
-		d.set(hooks{decode: func(w http.ResponseWriter, _ *http.Request, _ []byte) bool {
-			_, _ = io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"text\":\"t0\"}]}\n\n"+
-				"data: {\"error\":{\"message\":\"boom\",\"code\":507}}\n\ndata: [DONE]\n\n")
-			return true
-		}})
-		_, _, answer := post(t, url+"/v1/completions", body)
-		if strings.Count(answer, "boom") != 1 || !strings.HasSuffix(answer, "data: [DONE]\n\n") {
-			t.Errorf("%s: %s", body, answer)
-		}
-		if l := requests(t, log, 1); l[0]["outcome"] != "engine_error" || l[0]["status"] != 507.0 {
-			t.Errorf("%s: %v", body, l[0])
-		}
-		if !slices.Equal(statuses, []int{507}) {
-			t.Errorf("%s: metrics have %v", body, statuses)
+	for _, last := range []string{"data: [DONE]\n\n", ""} {
+		for _, body := range []string{`{"prompt":"a","stream":true}`, `{"prompt":["a","b"],"stream":true}`} {
+			log, logger := logged()
+			statuses := []int{}
+			_, d, _, url := pair(t, Config{Log: logger, Metrics: Metrics{Request: func(_, _ string, status int, _ float64) {
+				statuses = append(statuses, status)
+			}}})
+			d.set(hooks{decode: func(w http.ResponseWriter, _ *http.Request, _ []byte) bool {
+				_, _ = io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"text\":\"t0\"}]}\n\n"+
+					"data: {\"error\":{\"message\":\"boom\",\"code\":507}}\n\n"+last)
+				if last == "" {
+					_ = http.NewResponseController(w).Flush()
+					panic(http.ErrAbortHandler)
+				}
+				return true
+			}})
+			_, _, answer := post(t, url+"/v1/completions", body)
+			if strings.Count(answer, `"error"`) != 1 || strings.Count(answer, "boom") != 1 || !strings.HasSuffix(answer, "data: [DONE]\n\n") {
+				t.Errorf("%s: %s", body, answer)
+			}
+			if l := requests(t, log, 1); l[0]["outcome"] != "engine_error" || l[0]["status"] != 507.0 {
+				t.Errorf("%s: %v", body, l[0])
+			}
+			if !slices.Equal(statuses, []int{507}) {
+				t.Errorf("%s: metrics have %v", body, statuses)
+			}
 		}
 	}
 }

@@ -35,16 +35,22 @@ func (r *Router) recorder(w http.ResponseWriter) *recorder {
 const (
 	clientGone = "client_gone" // the answer is not, or not wholly, delivered
 	stopped    = "shutdown"
+	dropped    = "dropped" // another prompt of the same list failed
 )
 
-// left returns why a call ends before its answer: its client left, or the router
-// stops. It is "" while neither is so.
+// errSibling ends the flows of a list that has failed.
+var errSibling = errors.New("router: another prompt of the list failed")
+
+// left returns why a call, or a flow of one, ends before its answer: its client
+// left, the router stops, or the call has failed. It is "" while nothing is so.
 func left(ctx context.Context) string {
 	switch {
 	case ctx.Err() == nil:
 		return ""
 	case openai.Stopping(ctx):
 		return stopped
+	case errors.Is(context.Cause(ctx), errSibling):
+		return dropped
 	}
 	return clientGone
 }
@@ -90,6 +96,7 @@ func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 type output struct {
 	w   *recorder
 	mid bool // what was written ends in the middle of an event
+	err bool // an engine's own error was passed on
 }
 
 // write sends p and flushes it. An error means that the client is gone or does
@@ -119,22 +126,26 @@ func (o *output) last(p []byte) {
 func (o *output) note(events []byte) {
 	if at := bytes.Index(events, []byte(`data: {"error"`)); at >= 0 {
 		if status, _ := errorEvent(events[at:]); status != 0 {
-			o.w.outcome, o.w.status = flow.EngineError, status
+			o.w.outcome, o.w.status, o.err = flow.EngineError, status, true
 		}
 	}
 }
 
-// abort ends a stream that has begun: one error event, then the end mark. A
-// piece that was cut in the middle is closed first. Outcome is for the log.
+// abort ends a stream that has begun: one error event, unless the engine sent one,
+// then the end mark. A piece that was cut in the middle is closed first. Outcome is
+// for the log.
 func (o *output) abort(f *failure, outcome string) {
-	o.w.outcome, o.w.status = outcome, f.Status // what was begun with 200 did not end so
 	var b bytes.Buffer
 	if o.mid {
 		b.WriteString("\n\n")
 	}
-	b.WriteString("data: ")
-	b.Write(f.json())
-	b.WriteString("\n\n" + mark + "\n\n")
+	if !o.err {
+		o.w.outcome, o.w.status = outcome, f.Status // what was begun with 200 did not end so
+		b.WriteString("data: ")
+		b.Write(f.json())
+		b.WriteString("\n\n")
+	}
+	b.WriteString(mark + "\n\n")
 	o.last(b.Bytes())
 }
 

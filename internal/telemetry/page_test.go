@@ -139,7 +139,7 @@ func (f *family) labelText() string {
 		switch {
 		case open:
 		case l == "outcome" && f.name == "tandem_router_leg_seconds":
-			text = "`ok`, `client_gone`, `shutdown`, " + legFailures
+			text = "`ok`, `client_gone`, `shutdown`, `dropped` (another prompt of the same list failed), " + legFailures
 		case l == "outcome" && f.name == "tandem_router_failed_legs_total":
 			text = legFailures
 		default:
