@@ -23,7 +23,7 @@ FUZZTIME ?= 10s
 
 export CGO_ENABLED ?= 0
 
-.PHONY: help build fetch up test sim sim-nightly model race invariants lint bench fuzz mutants mutants-nightly golden gen gen-check e2e faults conform tidy-check ci clean
+.PHONY: help build fetch up test sim sim-nightly model race invariants lint bench fuzz mutants mutants-nightly stutter-nightly golden gen gen-check e2e faults conform tidy-check ci clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,9 @@ mutants: ## break the recovery code in listed ways: the named tests must notice
 
 mutants-nightly: ## break it in every small way; prints what no test noticed (an hour)
 	$(GO) run ./test/mutants -generate
+
+stutter-nightly: model ## the concurrent packages while the code waits at random statements, under ever new seeds
+	$(GO) run ./test/stutter -seed $$(date +%s)00 -seeds 0 $(RACE_PKGS)
 
 # The pages are made by tests, which compare them too: make test fails on an old one.
 PAGES := $(GO) test -count=1 ./internal/telemetry ./cmd/tandem -run 'PageIsTheCode$$'
