@@ -20,21 +20,26 @@ type serverConn struct {
 	ended    bool
 }
 
+var errNoSession = &RefusedError{Code: RefusedSession, Text: "no such session"}
+
 // attach ties a data connection to s: it is closed when s ends. The returned
-// function unties it.
-func (s *serverConn) attach(c net.Conn) func() {
+// function unties it. The error is a *RefusedError: s has ended, or has as many data
+// connections as it may.
+func (s *serverConn) attach(c net.Conn) (detach func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended {
-		_ = c.Close()
-		return func() {}
+	switch {
+	case s.ended:
+		return nil, errNoSession
+	case len(s.attached) >= s.host.limits.Attached:
+		return nil, &RefusedError{Code: RefusedBusy, Text: "too many data connections"}
 	}
 	s.attached[c] = struct{}{}
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.attached, c)
-	}
+	}, nil
 }
 
 func (s *serverConn) detachAll() {

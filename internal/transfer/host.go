@@ -427,10 +427,15 @@ func (h *Host) greet(c net.Conn) {
 	case forData, forDescriptors:
 		s := h.session(hi.Session, hi.Incarnation)
 		if s == nil {
-			h.refuse(c, &RefusedError{Code: RefusedSession, Text: "no such session"})
+			h.refuse(c, errNoSession)
 			return
 		}
-		defer s.attach(c)()
+		detach, err := s.attach(c)
+		if err != nil {
+			h.refuse(c, err)
+			return
+		}
+		defer detach()
 		if _, err := c.Write(accept(hi.Session)); err != nil || c.SetDeadline(time.Time{}) != nil {
 			return
 		}

@@ -465,6 +465,41 @@ func TestTooManyCallsAreRefused(t *testing.T) {
 	}
 }
 
+// A peer has so many data connections and no more; one that ends makes room.
+func TestTooManyDataConnectionsAreRefused(t *testing.T) {
+	owner := startHost(t, HostConfig{Limits: Limits{Attached: 2}}, nil)
+	reader := startHost(t, HostConfig{}, nil)
+	control, a, err := reader.open(t.Context(), owner.Addr(), forCalls, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer control.Close()
+	var open []net.Conn
+	for range 2 {
+		c, _, err := reader.open(t.Context(), owner.Addr(), forData, a.Session)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		open = append(open, c)
+	}
+	if _, _, err := reader.open(t.Context(), owner.Addr(), forData, a.Session); !isRefused(err, RefusedBusy) {
+		t.Error(err)
+	}
+	open[0].Close()
+	eventually(t, "there is room again", func() bool {
+		c, _, err := reader.open(t.Context(), owner.Addr(), forData, a.Session)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
+	control.Close()
+	if _, err := io.ReadAll(open[1]); err != nil && !strings.Contains(err.Error(), "reset") {
+		t.Errorf("the end of the control connection: %v", err)
+	}
+}
+
 func TestSilentConnectionEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, b := net.Pipe()

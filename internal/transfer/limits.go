@@ -29,6 +29,7 @@ type Limits struct {
 	NoProgress time.Duration // of a read or of a write to a socket; 5 s
 	Pending    int           // connections that have not proved the token; the oldest makes room; 256
 	Conns      int           // authenticated incoming connections; 1024
+	Attached   int           // data connections of each of them; 64
 	Calls      int           // served at once for each connection; 64
 	Lanes      int           // data connections for each remote on path tcp; 2
 	BackOff    time.Duration // before a second attempt to dial, doubling to 32 times as much; 50 ms
@@ -51,6 +52,7 @@ func (l Limits) withDefaults() Limits {
 	duration(&l.BackOff, 50*time.Millisecond)
 	count(&l.Pending, 256)
 	count(&l.Conns, 1024)
+	count(&l.Attached, 64)
 	count(&l.Calls, 64)
 	count(&l.Lanes, 2)
 	return l
