@@ -84,7 +84,7 @@ func (o *serveOptions) flags(f *pflag.FlagSet) {
 	f.Uint64Var(&o.seed, "seed", 0, "source of the seeds of requests that bring none; 0 is random")
 	f.IntVar(&o.tp, "tensor-parallel-size", 1, "ranks of the engine: 1, 2 or 4")
 	f.IntVar(&o.threads, "threads", 0, "threads that compute; 0 takes the cores that this process may use by its CPU set and control group")
-	f.StringVar(&o.kernels, "kernels", "auto", "auto, avx512 or portable; auto takes avx512 where the processor has it, and the results are the same bits")
+	f.StringVar(&o.kernels, "kernels", "auto", "auto, avx512, avx2 or portable; auto takes the first of them that the processor has, and the results are the same bits")
 	f.BoolVar(&o.f32, "f32", false, "exact mode for tests: f32 weights, activations and KV")
 	f.BoolVar(&o.chaos, "enable-chaos", false, "let tandem chaos break what runs between this engine and others; not where others rely on it")
 	f.BoolVar(&o.sim, "sim", false, "no model: synthetic tokens that depend on every KV byte")

@@ -13,11 +13,15 @@ const avx512Name = "avx512"
 // fastest first. The feature flags are set only where CPUID has the
 // instructions and XGETBV says that the system saves their registers.
 func archKernels() []*Kernels {
+	var all []*Kernels
 	if cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VL && cpu.X86.HasAVX512DQ &&
 		cpu.X86.HasAVX512VNNI && cpu.X86.HasFMA {
-		return []*Kernels{avx512()}
+		all = append(all, avx512())
 	}
-	return nil
+	if cpu.X86.HasAVX2 && cpu.X86.HasFMA && cpu.X86.HasF16C {
+		all = append(all, avx2())
+	}
+	return all
 }
 
 // avx512 returns the kernels in AVX-512 assembly.
@@ -44,19 +48,27 @@ func avx512() *Kernels {
 		softmax: func(s []float32, scale float32) (top, sum float32) { return softmaxRow(&s[0], len(s)/Lanes, scale) },
 		qk:      qkAVX,
 		pv:      pvAVX,
-		writeK:  writeKAVX,
+		writeK: func(dst []byte, dim, slot, n int, x []float32, stride int) {
+			writeK(true, dst, dim, slot, n, x, stride)
+		},
 	}
 }
 
-// writeKAVX transposes 16 tokens at once and scatters fewer one by one.
-func writeKAVX(dst []byte, dim, slot, n int, x []float32, stride int) {
+// writeK transposes 16 tokens at once and scatters fewer one by one, with the
+// kernels of AVX-512 where wide is set and else of AVX2. (By a function value its
+// buffer would escape.)
+func writeK(wide bool, dst []byte, dim, slot, n int, x []float32, stride int) {
 	w := whole(dim)
 	if w == 0 {
 		writeKGo(dst, dim, slot, n, x, stride)
 		return
 	}
 	if n == Lanes {
-		transposeF16(&dst[0], w/Lanes, &x[0], stride)
+		if wide {
+			transposeF16(&dst[0], w/Lanes, &x[0], stride)
+		} else {
+			transposeF16AVX2(&dst[0], w/Lanes, &x[0], stride)
+		}
 		if w < dim {
 			writeKGo(dst[w*Lanes*2:], dim-w, 0, n, x[w:], stride)
 		}
@@ -67,7 +79,11 @@ func writeKAVX(dst []byte, dim, slot, n int, x []float32, stride int) {
 		row := x[t*stride:][:dim]
 		for d := 0; d < w; d += 64 {
 			c := min(64, w-d)
-			halfRow(&buf[0], &row[d], c/Lanes)
+			if wide {
+				halfRow(&buf[0], &row[d], c/Lanes)
+			} else {
+				halfRowAVX2(&buf[0], &row[d], c/Lanes)
+			}
 			col := dst[(d*Lanes+slot+t)*2:]
 			for i := range c {
 				col[i*Lanes*2], col[i*Lanes*2+1] = buf[2*i], buf[2*i+1]

@@ -37,7 +37,7 @@ type Kernels struct {
 	writeK  func(dst []byte, dim, slot, n int, x []float32, stride int)
 }
 
-// Name returns "portable" or "avx512".
+// Name returns "avx512", "avx2" or "portable".
 func (k *Kernels) Name() string { return k.name }
 
 // Names returns the names of the kernels of this build and machine, the

@@ -16,7 +16,7 @@ import (
 type Config struct {
 	TP          int           // ranks: 1 (default), 2 or 4
 	Threads     int           // members of the thread team; default 1
-	Kernels     string        // "auto" (default), "portable", "avx512"
+	Kernels     string        // "auto" (default), "avx512", "avx2", "portable"
 	BlockTokens int           // tokens of a KV block: 16 (default), 32 or 64
 	Blocks      int           // blocks of each rank's arena; default: one sequence of MaxLen
 	MaxLen      int           // longest sequence; default and at most the model's context length

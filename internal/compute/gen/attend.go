@@ -227,56 +227,62 @@ func transposeK(a *asm) {
 			a.VCVTPS2PH(Imm(0), z, r[i])
 			a.ADDQ(stride, p)
 		}
-		// Words, then pairs, then quadruples of rows; each stage interleaves
-		// registers that are one, two, four rows apart.
-		word := func(x, y, z Op, hi bool) {
-			if hi {
-				a.VPUNPCKHWD(x, y, z)
-			} else {
-				a.VPUNPCKLWD(x, y, z)
-			}
-		}
-		dw := func(x, y, z Op, hi bool) {
-			if hi {
-				a.VPUNPCKHDQ(x, y, z)
-			} else {
-				a.VPUNPCKLDQ(x, y, z)
-			}
-		}
-		qw := func(x, y, z Op, hi bool) {
-			if hi {
-				a.VPUNPCKHQDQ(x, y, z)
-			} else {
-				a.VPUNPCKLQDQ(x, y, z)
-			}
-		}
-		pair := func(op func(x, y, z Op, hi bool), x, y VecVirtual) (lo, hi VecVirtual) {
-			lo, hi = a.YMM(), a.YMM()
-			op(y, x, lo, false)
-			op(y, x, hi, true)
-			return lo, hi
-		}
-		var w [8]VecVirtual // w[2i+half]: columns 0-3 or 4-7 of rows 2i, 2i+1
-		for i := range 4 {
-			w[2*i], w[2*i+1] = pair(word, r[2*i], r[2*i+1])
-		}
-		var d [8]VecVirtual // d[4i+c]: columns 2c, 2c+1 of rows 4i to 4i+3
-		for i := range 2 {
-			d[4*i], d[4*i+1] = pair(dw, w[4*i], w[4*i+2])
-			d[4*i+2], d[4*i+3] = pair(dw, w[4*i+1], w[4*i+3])
-		}
-		for c := range 4 {
-			lo, hi := pair(qw, d[c], d[4+c])
-			for i, v := range []VecVirtual{lo, hi} {
-				o := 32*(2*c+i) + 16*part
-				a.VMOVDQU(v.AsX(), Mem{Base: dst, Disp: o})
-				a.VEXTRACTI128(Imm(1), v, Mem{Base: dst, Disp: o + 32*8})
-			}
-		}
+		transpose8(a, r, dst, 16*part)
 	}
 	a.step(512, dst)
 	a.step(64, x)
 	a.DECQ(n)
 	a.JNZ(a.ref("block"))
 	a.end()
+}
+
+// transpose8 writes 8 rows of 16 binary16 as the columns of [16][16], of which they
+// are the half at disp.
+func transpose8(a *asm, r []VecVirtual, dst Register, disp int) {
+	// Words, then pairs, then quadruples of rows; each stage interleaves
+	// registers that are one, two, four rows apart.
+	word := func(x, y, z Op, hi bool) {
+		if hi {
+			a.VPUNPCKHWD(x, y, z)
+		} else {
+			a.VPUNPCKLWD(x, y, z)
+		}
+	}
+	dw := func(x, y, z Op, hi bool) {
+		if hi {
+			a.VPUNPCKHDQ(x, y, z)
+		} else {
+			a.VPUNPCKLDQ(x, y, z)
+		}
+	}
+	qw := func(x, y, z Op, hi bool) {
+		if hi {
+			a.VPUNPCKHQDQ(x, y, z)
+		} else {
+			a.VPUNPCKLQDQ(x, y, z)
+		}
+	}
+	pair := func(op func(x, y, z Op, hi bool), x, y VecVirtual) (lo, hi VecVirtual) {
+		lo, hi = a.YMM(), a.YMM()
+		op(y, x, lo, false)
+		op(y, x, hi, true)
+		return lo, hi
+	}
+	var w [8]VecVirtual // w[2i+half]: columns 0-3 or 4-7 of rows 2i, 2i+1
+	for i := range 4 {
+		w[2*i], w[2*i+1] = pair(word, r[2*i], r[2*i+1])
+	}
+	var d [8]VecVirtual // d[4i+c]: columns 2c, 2c+1 of rows 4i to 4i+3
+	for i := range 2 {
+		d[4*i], d[4*i+1] = pair(dw, w[4*i], w[4*i+2])
+		d[4*i+2], d[4*i+3] = pair(dw, w[4*i+1], w[4*i+3])
+	}
+	for c := range 4 {
+		lo, hi := pair(qw, d[c], d[4+c])
+		for i, v := range []VecVirtual{lo, hi} {
+			o := 32*(2*c+i) + disp
+			a.VMOVDQU(v.AsX(), Mem{Base: dst, Disp: o})
+			a.VEXTRACTI128(Imm(1), v, Mem{Base: dst, Disp: o + 32*8})
+		}
+	}
 }

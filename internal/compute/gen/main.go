@@ -1,4 +1,4 @@
-// Command gen writes the AVX-512 assembly of package compute with avo.
+// Command gen writes the AVX-512 and AVX2 assembly of package compute with avo.
 //
 //	go run .          writes the files into the parent directory
 //	go run . -check   compares them with what it would write
@@ -11,6 +11,8 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 
 	"github.com/mmcloughlin/avo/attr"
 	"github.com/mmcloughlin/avo/build"
@@ -39,10 +41,16 @@ func run(dir string, check bool) error {
 		{"mul", mulKernels},
 		{"attend", attendKernels},
 		{"rows", rowKernels},
+		{"mul_avx2", mulKernelsAVX2},
+		{"attend_avx2", attendKernelsAVX2},
+		{"rows_avx2", rowKernelsAVX2},
 	} {
 		code, stubs, err := generate(f.emit)
 		if err != nil {
 			return fmt.Errorf("generating %s: %w", f.name, err)
+		}
+		if r := newer.Find(code); r != nil && strings.HasSuffix(f.name, "_avx2") {
+			return fmt.Errorf("generating %s: register %s is not one of AVX2's 16: too many are alive at once", f.name, r)
 		}
 		if err := put(filepath.Join(dir, f.name+"_amd64.s"), code, check); err != nil {
 			return err
@@ -53,6 +61,9 @@ func run(dir string, check bool) error {
 	}
 	return nil
 }
+
+// newer finds registers that only AVX-512 has.
+var newer = regexp.MustCompile(`\b([XY](1[6-9]|[23]\d)|Z\d+|K\d)\b`)
 
 // put writes a file or compares it.
 func put(path string, want []byte, check bool) error {
