@@ -43,8 +43,8 @@ func mulQuantAVX2(a *asm, name string, f format, T int, nib, ones Mem) {
 	if f == q41 {
 		dbytes = 64
 	}
-	halves := [][]int{{0}, {1}}
-	if T == 1 {
+	halves := [][]int{{0}, {1}} // one after the other where both at once are too many
+	if T == 1 || T == 2 && f != q8 {
 		halves = [][]int{{0, 1}}
 	}
 	a.label("group")
