@@ -307,12 +307,15 @@ func TestHandoffIsReleasedWhenTheClientLeaves(t *testing.T) {
 func TestChunksAreNotHeldBack(t *testing.T) {
 	_, d, _, url := pair(t, Config{})
 	next := make(chan struct{})
-	d.set(hooks{decode: func(w http.ResponseWriter, _ *http.Request, _ []byte) bool {
+	d.set(hooks{decode: func(w http.ResponseWriter, q *http.Request, _ []byte) bool {
 		w.Header().Set("Content-Type", "text/event-stream")
 		for i := range 50 {
 			fmt.Fprintf(w, "data: %d\n\n", i)
 			_ = http.NewResponseController(w).Flush()
-			<-next
+			select {
+			case <-next:
+			case <-q.Context().Done():
+			}
 		}
 		fmt.Fprint(w, "data: [DONE]\n\n")
 		return true

@@ -77,7 +77,10 @@ func TestFailedLoadInsideAStream(t *testing.T) {
 	read := make(chan struct{})
 	d.set(hooks{decode: func(w http.ResponseWriter, q *http.Request, body []byte) bool {
 		if strings.Contains(string(body), `"prompt":"b"`) {
-			<-read
+			select {
+			case <-read:
+			case <-q.Context().Done():
+			}
 			lost(w)
 			return true
 		}
