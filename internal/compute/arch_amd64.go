@@ -1,10 +1,6 @@
 package compute
 
-import (
-	"unsafe"
-
-	"golang.org/x/sys/cpu"
-)
+import "golang.org/x/sys/cpu"
 
 // avx512Name names the kernels for AVX-512 with VNNI.
 const avx512Name = "avx512"
@@ -108,19 +104,15 @@ func mulQuantAVX(m *Matrix, out []float32, stride int, a *Act, t0, t, n, g0, g1 
 	wb, db := groupBytes(m.Type, m.Cols)
 	c := t0 * nb
 	var f mulQuantFunc
-	var sum unsafe.Pointer
 	switch m.Type {
 	case Q8_0:
 		f = pick(t, mulQ8x1, mulQ8x2, mulQ8x4, mulQ8x8, mulQ8x16)
-		sum = unsafe.Pointer(&a.sum8[c])
 	case Q4_0:
 		f = pick(t, mulQ40x1, mulQ40x2, mulQ40x4, mulQ40x8, mulQ40x16)
-		sum = unsafe.Pointer(&a.sum4[c])
 	default:
 		f = pick(t, mulQ41x1, mulQ41x2, mulQ41x4, mulQ41x8, mulQ41x16)
-		sum = unsafe.Pointer(&a.sumf[c])
 	}
-	f(&m.w[g0*wb], &m.d[g0*db], nb, g1-g0, &a.q[c*quantBlock], &a.da[c], (*byte)(sum),
+	f(&m.w[g0*wb], &m.d[g0*db], nb, g1-g0, &a.q[c*quantBlock], &a.da[c], sums(m.Type, a, c),
 		&out[g0*Lanes], stride, n)
 }
 

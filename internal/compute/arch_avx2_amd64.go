@@ -6,7 +6,7 @@ import "unsafe"
 const avx2Name = "avx2"
 
 // avx2 returns the kernels in AVX2 assembly. They take at most 4 tokens or query
-// rows at once; wider tiles are computed in parts of 4.
+// rows at once, and 3 rows of weighted values; wider tiles are computed in parts.
 func avx2() *Kernels {
 	return &Kernels{
 		name: avx2Name,
@@ -43,7 +43,7 @@ func avx2() *Kernels {
 }
 
 // mulQuantAVX2 goes through the tile in parts within each group, so that its
-// weights are in the nearest cache when the next part reads them.
+// weights are in a near cache when the next part reads them.
 func mulQuantAVX2(m *Matrix, out []float32, stride int, a *Act, t0, t, n, g0, g1 int) {
 	nb := m.Cols / quantBlock
 	wb, db := groupBytes(m.Type, m.Cols)
@@ -63,18 +63,21 @@ func mulQuantAVX2(m *Matrix, out []float32, stride int, a *Act, t0, t, n, g0, g1
 	for g := g0; g < g1; g += groups {
 		for i := 0; i < n; i += 4 {
 			c := t0*nb + i
-			var sum unsafe.Pointer
-			switch m.Type {
-			case Q8_0:
-				sum = unsafe.Pointer(&a.sum8[c])
-			case Q4_0:
-				sum = unsafe.Pointer(&a.sum4[c])
-			default:
-				sum = unsafe.Pointer(&a.sumf[c])
-			}
-			f(&m.w[g*wb], &m.d[g*db], nb, groups, &a.q[c*quantBlock], &a.da[c], (*byte)(sum),
+			f(&m.w[g*wb], &m.d[g*db], nb, groups, &a.q[c*quantBlock], &a.da[c], sums(m.Type, a, c),
 				&out[i*stride+g*Lanes], stride, min(4, n-i), t)
 		}
+	}
+}
+
+// sums returns where the sums of block c lie that products with type t take.
+func sums(t Type, a *Act, c int) *byte {
+	switch t {
+	case Q8_0:
+		return (*byte)(unsafe.Pointer(&a.sum8[c]))
+	case Q4_0:
+		return (*byte)(unsafe.Pointer(&a.sum4[c]))
+	default:
+		return (*byte)(unsafe.Pointer(&a.sumf[c]))
 	}
 }
 

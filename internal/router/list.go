@@ -160,7 +160,8 @@ type merge struct {
 // add takes one piece and reports whether more are wanted.
 func (m *merge) add(p piece) bool {
 	if p.fail != nil {
-		return m.fail(p.fail, p.fail.Kind)
+		m.fail(p.fail, p.fail.Kind)
+		return false
 	}
 	if !m.call.stream {
 		if m.flows == 0 {
@@ -184,10 +185,12 @@ func (m *merge) add(p piece) bool {
 	}
 	body, err := openai.ParseBody(p.data)
 	if err != nil {
-		return m.fail(gateway(badAnswer, "a decode engine sent an event that is no JSON object"), badAnswer)
+		m.fail(gateway(badAnswer, "a decode engine sent an event that is no JSON object"), badAnswer)
+		return false
 	}
 	if status := errorStatus(p.data); status != 0 {
-		return m.fail(ended(flow.Answered(status, p.data).Failure(1)), flow.EngineError)
+		m.fail(ended(flow.Answered(status, p.data).Failure(1)), flow.EngineError)
+		return false
 	}
 	choices, _ := body.Get("choices")
 	if len(openai.Elements(choices)) == 0 {
@@ -202,17 +205,16 @@ func (m *merge) add(p piece) bool {
 
 // fail ends the call with an error. The other flows are ended first: none begins a
 // leg for a client that has its answer. Outcome is for the log.
-func (m *merge) fail(f *failure, outcome string) bool {
+func (m *merge) fail(f *failure, outcome string) {
 	m.quit(errSibling)
 	if m.out != nil {
 		m.out.abort(f, outcome)
-		return false
+		return
 	}
 	m.call.blame(m.w.Header(), f)
 	f.write(m.w)
 	m.w.tell()
 	_ = m.w.control.Flush() // the other flows may take a while to end
-	return false
 }
 
 // rewrite gives an event or answer of flow i the indexes and the identity of

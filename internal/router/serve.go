@@ -252,7 +252,7 @@ type begun struct {
 }
 
 // run carries a flow's effects out until a decode leg began or the flow failed.
-// Both are nil when the client left.
+// Both are nil when the call ended first, as left says.
 func (c *call) run(ctx context.Context, prompt json.RawMessage) (*begun, *failure) {
 	f := flow.New[*backend.Backend](c.whole != "", c.r.cfg.Retries)
 	due := f.Start()
@@ -292,7 +292,7 @@ func (c *call) run(ctx context.Context, prompt json.RawMessage) (*begun, *failur
 		}
 	}
 	if leg != nil {
-		closeBody(leg.resp.Body) // the client left as it began
+		closeBody(leg.resp.Body) // the call ended as it began
 	}
 	return nil, nil
 }

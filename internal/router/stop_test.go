@@ -260,7 +260,7 @@ func TestErrorInsideAStreamIsCounted(t *testing.T) {
 				statuses = append(statuses, status)
 			}}})
 			d.set(hooks{decode: func(w http.ResponseWriter, _ *http.Request, _ []byte) bool {
-				_, _ = io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"text\":\"t0\"}]}\n\n"+
+				_, _ = io.WriteString(w, "data: {\"error\":null,\"choices\":[{\"index\":0,\"text\":\"t0\"}]}\n\n"+
 					"data: {\"error\":{\"message\":\"boom\",\"code\":507}}\n\n"+last)
 				if last == "" {
 					_ = http.NewResponseController(w).Flush()
@@ -269,7 +269,7 @@ func TestErrorInsideAStreamIsCounted(t *testing.T) {
 				return true
 			}})
 			_, _, answer := post(t, url+"/v1/completions", body)
-			if strings.Count(answer, `"error"`) != 1 || strings.Count(answer, "boom") != 1 || !strings.HasSuffix(answer, "data: [DONE]\n\n") {
+			if strings.Count(answer, `"error":{`) != 1 || strings.Count(answer, "boom") != 1 || !strings.HasSuffix(answer, "data: [DONE]\n\n") {
 				t.Errorf("%s: %s", body, answer)
 			}
 			if l := requests(t, log, 1); l[0]["outcome"] != "engine_error" || l[0]["status"] != 507.0 {

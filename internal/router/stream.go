@@ -94,9 +94,9 @@ func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
 // An output writes a stream to one client, each piece at once.
 type output struct {
-	w   *recorder
-	mid bool // what was written ends in the middle of an event
-	err bool // an engine's own error was passed on
+	w    *recorder
+	mid  bool // what was written ends in the middle of an event
+	told bool // an engine's own error was passed on
 }
 
 // write sends p and flushes it. An error means that the client is gone or does
@@ -124,22 +124,26 @@ func (o *output) last(p []byte) {
 // note looks for an error in events as an engine sent them: where one has it, what
 // was begun with 200 did not end so.
 func (o *output) note(events []byte) {
-	if at := bytes.Index(events, []byte(`data: {"error"`)); at >= 0 {
-		if status, _ := errorEvent(events[at:]); status != 0 {
-			o.w.outcome, o.w.status, o.err = flow.EngineError, status, true
+	begin := []byte(`data: {"error"`)
+	for at := bytes.Index(events, begin); at >= 0; at = bytes.Index(events, begin) {
+		events = events[at:]
+		if status, _ := errorEvent(events); status != 0 {
+			o.w.outcome, o.w.status, o.told = flow.EngineError, status, true
+			return
 		}
+		events = events[len(begin):]
 	}
 }
 
-// abort ends a stream that has begun: one error event, unless the engine sent one,
-// then the end mark. A piece that was cut in the middle is closed first. Outcome is
-// for the log.
+// abort ends a stream that has begun: one error event, then the end mark. A piece
+// that was cut in the middle is closed first. Outcome is for the log. Where the
+// engine has sent an error, that stays the only one, and the outcome.
 func (o *output) abort(f *failure, outcome string) {
 	var b bytes.Buffer
 	if o.mid {
 		b.WriteString("\n\n")
 	}
-	if !o.err {
+	if !o.told {
 		o.w.outcome, o.w.status = outcome, f.Status // what was begun with 200 did not end so
 		b.WriteString("data: ")
 		b.Write(f.json())

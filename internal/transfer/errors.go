@@ -62,7 +62,7 @@ const (
 	RefusedVersion = "version" // no common protocol version
 	RefusedSelf    = "self"    // the address leads back to this host
 	RefusedKind    = "kind"    // no handler for this kind of call
-	RefusedBusy    = "busy"    // too many calls at once
+	RefusedBusy    = "busy"    // too many calls or connections at once
 	RefusedSession = "session" // data connection without its control connection
 	RefusedRank    = "rank"    // no such agent, or it has no region
 	RefusedFault   = "error"   // a handler's error without a code of its own

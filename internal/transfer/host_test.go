@@ -495,6 +495,9 @@ func TestTooManyDataConnectionsAreRefused(t *testing.T) {
 		return err == nil
 	})
 	control.Close()
+	if err := open[1].SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := io.ReadAll(open[1]); err != nil && !strings.Contains(err.Error(), "reset") {
 		t.Errorf("the end of the control connection: %v", err)
 	}

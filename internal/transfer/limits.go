@@ -28,8 +28,8 @@ type Limits struct {
 	KeepAlive  time.Duration // between pings; a connection silent for three ends; 5 s
 	NoProgress time.Duration // of a read or of a write to a socket; 5 s
 	Pending    int           // connections that have not proved the token; the oldest makes room; 256
-	Conns      int           // authenticated incoming connections; 1024
-	Attached   int           // data connections of each of them; 64
+	Conns      int           // authenticated incoming control connections; 1024
+	Attached   int           // data and descriptor connections of each of them; 64
 	Calls      int           // served at once for each connection; 64
 	Lanes      int           // data connections for each remote on path tcp; 2
 	BackOff    time.Duration // before a second attempt to dial, doubling to 32 times as much; 50 ms

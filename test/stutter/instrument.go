@@ -11,6 +11,9 @@ import (
 	"tandem/test/stutter/point"
 )
 
+// pointPath is the package that instrumented code imports.
+const pointPath = "tandem/test/stutter/point"
+
 // An instrumenter puts a call of point.Wait before each statement. Its statements
 // are numbered through all files.
 type instrumenter struct {
@@ -60,7 +63,7 @@ func (in *instrumenter) file(name string, src []byte) ([]byte, bool, error) {
 	if in.sites > point.Sites {
 		return nil, false, fmt.Errorf("%s: more than %d statements; name fewer packages", name, point.Sites)
 	}
-	all = append(all, insertion{offset(tree.Name.End()), `; import stutter "tandem/test/stutter/point"`})
+	all = append(all, insertion{offset(tree.Name.End()), fmt.Sprintf("; import stutter %q", pointPath)})
 	slices.SortStableFunc(all, func(a, b insertion) int { return a.at - b.at })
 	var out bytes.Buffer
 	done := 0

@@ -3,9 +3,10 @@
 //
 // It puts a point before each statement of the packages, their tests included, by
 // an overlay of the build; the work tree is only read. A seed draws which points
-// wait, how often and how long. Each seed runs the tests of every package once. It
-// fails at the end when some did, and says which seed to run again; a seed gives
-// the same waits, which bring the same order about most of the time.
+// wait, how often and how long. Each seed runs the tests of every package once, in
+// the short mode. It fails at the end when some did, and prints what to run again:
+// a seed gives the same waits for the same packages and work tree, which bring the
+// same order about most of the time.
 package main
 
 import (
@@ -20,6 +21,8 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"time"
 
 	"tandem/test/stutter/point"
@@ -34,7 +37,7 @@ func main() {
 	flag.StringVar(&r.tests, "run", "", "only the tests that match")
 	flag.DurationVar(&r.limit, "timeout", 10*time.Minute, "of the tests of one package")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := r.run(ctx, os.Stdout, flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "stutter:", err)
@@ -67,8 +70,11 @@ func (r *runner) run(ctx context.Context, out io.Writer, patterns []string) erro
 	if len(patterns) == 0 {
 		return errors.New("name packages, such as ./internal/router")
 	}
-	if r.share <= 0 || r.share > 1 {
+	switch {
+	case r.share <= 0 || r.share > 1:
 		return fmt.Errorf("-share is %v; want more than 0 and at most 1", r.share)
+	case r.seeds < 0:
+		return fmt.Errorf("-seeds is %d; want 0 or more", r.seeds)
 	}
 	dir, err := os.MkdirTemp("", "stutter-")
 	if err != nil {
@@ -89,12 +95,24 @@ func (r *runner) run(ctx context.Context, out io.Writer, patterns []string) erro
 			}
 			if err != nil {
 				failed++
-				fmt.Fprintf(out, "%s\nFAIL %s (%v): run again with -seed %d -seeds 1 -share %v\n", text, p.ImportPath, err, seed, r.share)
+				fmt.Fprintf(out, "%s\nFAIL %s (%v)\nagain: %s\n", text, p.ImportPath, err, r.again(seed, patterns))
 			}
 		}
 		fmt.Fprintf(out, "seed %d: %d packages, %d failures so far\n", seed, len(pkgs), failed)
 	}
 	return verdict(failed)
+}
+
+// again is the command that runs one seed as it was run.
+func (r *runner) again(seed uint64, patterns []string) string {
+	args := []string{"go run ./test/stutter", fmt.Sprintf("-seed %d -seeds 1 -share %v -timeout %v", seed, r.share, r.limit)}
+	if r.race {
+		args = append(args, "-race")
+	}
+	if r.tests != "" {
+		args = append(args, fmt.Sprintf("-run %q", r.tests))
+	}
+	return strings.Join(append(args, patterns...), " ")
 }
 
 func verdict(failed int) error {
@@ -120,6 +138,9 @@ func (r *runner) build(ctx context.Context, out io.Writer, dir string, patterns 
 		if err := d.Decode(p); err != nil {
 			return nil, fmt.Errorf("go list: %w", err)
 		}
+		if p.ImportPath == pointPath {
+			continue
+		}
 		for _, files := range [][]string{p.GoFiles, p.TestGoFiles, p.XTestGoFiles} {
 			for _, f := range files {
 				path := filepath.Join(p.Dir, f)
@@ -144,6 +165,9 @@ func (r *runner) build(ctx context.Context, out io.Writer, dir string, patterns 
 		if len(p.TestGoFiles)+len(p.XTestGoFiles) > 0 {
 			all = append(all, p)
 		}
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("no tests in %s", strings.Join(patterns, " "))
 	}
 	file, err := json.Marshal(overlay)
 	if err != nil {
@@ -174,6 +198,8 @@ func (r *runner) build(ctx context.Context, out io.Writer, dir string, patterns 
 func (r *runner) test(ctx context.Context, p *pkg, seed uint64) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, p.binary, "-test.short", "-test.timeout", r.limit.String(), "-test.run", r.tests)
 	cmd.Dir = p.Dir
-	cmd.Env = append(os.Environ(), "GOFLAGS=-overlay="+r.overlay, fmt.Sprintf("%s=%d", point.SeedEnv, seed), fmt.Sprintf("%s=%v", point.ShareEnv, r.share))
+	cmd.WaitDelay = time.Second // a child of it may hold the output open
+	flags := strings.TrimSpace(os.Getenv("GOFLAGS") + " -overlay=" + r.overlay)
+	cmd.Env = append(os.Environ(), "GOFLAGS="+flags, fmt.Sprintf("%s=%d", point.SeedEnv, seed), fmt.Sprintf("%s=%v", point.ShareEnv, r.share))
 	return cmd.CombinedOutput()
 }

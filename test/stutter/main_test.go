@@ -79,19 +79,25 @@ func TestLuckIsFound(t *testing.T) {
 	var out strings.Builder
 	r := runner{first: 1, seeds: 20, share: 1, limit: time.Minute}
 	err := r.run(t.Context(), &out, []string{"./testdata/lucky"})
-	if err == nil || !strings.Contains(out.String(), "the goroutine was late") || !strings.Contains(out.String(), "run again with -seed ") {
+	if err == nil || !strings.Contains(out.String(), "the goroutine was late") || !strings.Contains(out.String(), " -seeds 1 -share 1 -timeout 1m0s ./testdata/lucky\n") {
 		t.Errorf("%v\n%s", err, out.String())
 	}
 }
 
 func TestWrongArguments(t *testing.T) {
-	for want, r := range map[string]runner{"name packages": {share: 1}, "-share is 2": {share: 2}} {
-		var patterns []string
-		if r.share > 1 {
-			patterns = []string{"./point"}
-		}
-		if err := r.run(t.Context(), &strings.Builder{}, patterns); err == nil || !strings.Contains(err.Error(), want) {
-			t.Error(err)
+	for _, c := range []struct {
+		r        runner
+		patterns []string
+		want     string
+	}{
+		{runner{share: 1}, nil, "name packages"},
+		{runner{share: 2}, []string{"./point"}, "-share is 2"},
+		{runner{share: 1, seeds: -1}, []string{"./point"}, "-seeds is -1"},
+		{runner{share: 1}, []string{"./point"}, "no tests in ./point"}, // it cannot import itself
+		{runner{share: 1}, []string{"./nowhere"}, "go list"},
+	} {
+		if err := c.r.run(t.Context(), &strings.Builder{}, c.patterns); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%q: %v", c.want, err)
 		}
 	}
 }

@@ -23,7 +23,7 @@ func attendKernels(a *asm) {
 	transposeK(a)
 }
 
-// load loads 16 elements of the cache.
+// load fills v with elements of 2 or 4 bytes.
 func (a *asm) load(half bool, m Mem, v VecVirtual) {
 	if half {
 		a.VCVTPH2PS(m, v)

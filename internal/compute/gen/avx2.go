@@ -2,6 +2,7 @@ package main
 
 import (
 	"math"
+	"math/bits"
 
 	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/operand"
@@ -51,17 +52,8 @@ func (a *asm) scalarY(name string) VecVirtual {
 // bytes returns a parameter that counts in units of n bytes, a power of two.
 func (a *asm) bytes(param string, n int) Register {
 	r := a.param(param)
-	a.SHLQ(Imm(uint64(math.Log2(float64(n)))), r)
+	a.SHLQ(Imm(uint64(bits.TrailingZeros(uint(n)))), r)
 	return r
-}
-
-// loadY loads 8 elements.
-func (a *asm) loadY(half bool, m Mem, v VecVirtual) {
-	if half {
-		a.VCVTPH2PS(m, v)
-	} else {
-		a.VMOVUPS(m, v)
-	}
 }
 
 // foldY is fold for two registers; the result is in the lowest lane of lo.

@@ -47,7 +47,7 @@ func qkAVX2(a *asm, name string, half bool, T int) {
 	for u := range 2 {
 		kv, qv := a.ymms(2), a.YMM()
 		for i := range kv {
-			a.loadY(half, Mem{Base: k, Disp: size*u + size/2*i}, kv[i])
+			a.load(half, Mem{Base: k, Disp: size*u + size/2*i}, kv[i])
 		}
 		for t := range T {
 			a.VBROADCASTSS(Mem{Base: qp, Disp: 4 * t}, qv)
@@ -110,7 +110,7 @@ func pvAVX2(a *asm, name string, half bool, T, J int) {
 		a.VBROADCASTSS(Mem{Base: rows[t]}, pv[t])
 	}
 	for j := range 2 * J {
-		a.loadY(half, Mem{Base: v, Disp: 8 * size * j}, vv)
+		a.load(half, Mem{Base: v, Disp: 8 * size * j}, vv)
 		for t := range T {
 			a.VFMADD231PS(pv[t], vv, acc[2*J*t+j])
 		}

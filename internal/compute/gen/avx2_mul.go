@@ -201,7 +201,7 @@ func mulFloatAVX2(a *asm, name string, half bool, T int) {
 	a.label("column")
 	a.PREFETCHT0(Mem{Base: w, Disp: prefetch})
 	for i := range v {
-		a.loadY(half, Mem{Base: w, Disp: wbytes / 2 * i}, v[i])
+		a.load(half, Mem{Base: w, Disp: wbytes / 2 * i}, v[i])
 	}
 	for t := range T {
 		a.VBROADCASTSS(Mem{Base: x, Disp: 4 * t}, xv)
@@ -231,8 +231,8 @@ func quantizeAVX2(a *asm) {
 	t32, t4 := a.bytes("t", 32), a.bytes("t", 4)
 	order := a.YMM() // what packing the halves of two registers leaves apart
 	a.VMOVDQU(a.table("order", 0, 4, 1, 5, 2, 6, 3, 7), order)
-	one := a.XMM()
-	a.VMOVUPS(c127, one)
+	top := a.XMM()
+	a.VMOVUPS(c127, top)
 	a.label("block")
 	v, m, y := a.ymms(4), a.YMM(), a.YMM()
 	for i := range v {
@@ -247,8 +247,8 @@ func quantizeAVX2(a *asm) {
 	a.foldInts(m, y, func(x, y, z Op) { a.VPMAXUD(x, y, z) })
 	a.VPMAXUD(tiny, m.AsX(), m.AsX())
 	dx, inv, sc := a.XMM(), a.XMM(), a.YMM()
-	a.VDIVSS(one, m.AsX(), dx)
-	a.VDIVSS(m.AsX(), one, inv)
+	a.VDIVSS(top, m.AsX(), dx)
+	a.VDIVSS(m.AsX(), top, inv)
 	a.VMOVSS(dx, Mem{Base: da})
 	a.VBROADCASTSS(inv, sc)
 	for _, r := range v {

@@ -27,8 +27,8 @@ type site struct {
 
 var sites = plan(os.Getenv(SeedEnv), os.Getenv(ShareEnv)) // the program under test has flags of its own
 
-// plan draws the sites that wait: most of them for less than a context switch at
-// bad times takes, some so long that a client's patience or a tick goes by.
+// plan draws the sites that wait: most of them for less than half a millisecond,
+// some so long that a client's patience or a tick goes by.
 func plan(seed, share string) *[Sites]site {
 	all := new([Sites]site)
 	n, err := strconv.ParseUint(seed, 10, 64)
