@@ -1,6 +1,7 @@
 package connector
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -101,8 +102,17 @@ func TestOneLoadOfARequest(t *testing.T) {
 		tokens := prompt(40, 1)
 		h, pb := p.grant(t, tokens, 15)
 		s := LoadSpec{ID: "r", Handoff: h, Prompt: tokens, Local: d.blocksFor(40, 15), ToTile: 3}
+		both := make(chan struct{})
+		f.onDial = func(ctx context.Context, _ string) error {
+			select {
+			case <-both:
+			case <-ctx.Done():
+			}
+			return ctx.Err()
+		}
 		d.Load(s)
 		d.Load(s)
+		close(both) // the first one cannot have ended before
 		var failed, done int
 		for range 2 {
 			if r := d.report(t); r.Err == nil {
