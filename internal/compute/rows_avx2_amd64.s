@@ -191,15 +191,15 @@ TEXT ·scaleMulRowAVX2(SB), NOSPLIT, $0-36
 	MOVQ         out+0(FP), AX
 	MOVQ         w+16(FP), CX
 	MOVSS        scale+32(FP), X0
-	VBROADCASTSS X0, Y0
+	VBROADCASTSS X0, Y1
 	MOVQ         x+8(FP), DX
 	MOVQ         nvec+24(FP), BX
 	SHLQ         $0x01, BX
 
 scaleMulRowAVX2_loop:
-	VMULPS  (DX), Y0, Y1
-	VMULPS  (CX), Y1, Y1
-	VMOVUPS Y1, (AX)
+	VMULPS  (DX), Y1, Y0
+	VMULPS  (CX), Y0, Y0
+	VMOVUPS Y0, (AX)
 	ADDQ    $0x00000020, AX
 	ADDQ    $0x00000020, DX
 	ADDQ    $0x00000020, CX

@@ -40,6 +40,27 @@ func (a *asm) prefetch(p Register, n int) {
 	}
 }
 
+// tile finds the tile that offs points at and the one behind it, to be asked for
+// ahead; behind the last it is the last one itself. last compares so that the flag
+// for equal is set there.
+func (a *asm) tile(base, offs, at, next Register, last func()) {
+	a.MOVQ(Mem{Base: offs}, at)
+	a.LEAQ(Mem{Base: offs, Disp: 8}, next)
+	last()
+	a.CMOVQEQ(offs, next)
+	a.MOVQ(Mem{Base: next}, next)
+	a.ADDQ(base, at)
+	a.ADDQ(base, next)
+}
+
+// takeKeys takes the keys of a tile, c, from n, those that are left.
+func (a *asm) takeKeys(n, c Register) {
+	a.MOVQ(U64(16), c)
+	a.CMPQ(n, c)
+	a.CMOVQLT(n, c)
+	a.SUBQ(c, n)
+}
+
 // elemBytes returns the bytes of an element of the cache.
 func elemBytes(half bool) int {
 	if half {
@@ -60,13 +81,7 @@ func qk(a *asm, name string, half bool, T int) {
 	k, next, qp, n, o := a.GP64(), a.GP64(), a.GP64(), a.GP64(), a.GP64()
 	size := 16 * elemBytes(half)
 	a.label("tile")
-	a.MOVQ(Mem{Base: offs}, k)
-	a.LEAQ(Mem{Base: offs, Disp: 8}, next)
-	a.CMPQ(tiles, Imm(1))
-	a.CMOVQEQ(offs, next)
-	a.MOVQ(Mem{Base: next}, next)
-	a.ADDQ(base, k)
-	a.ADDQ(base, next)
+	a.tile(base, offs, k, next, func() { a.CMPQ(tiles, Imm(1)) })
 	a.MOVQ(q, qp)
 	a.MOVQ(d, n)
 	a.zero(acc...)
@@ -117,16 +132,7 @@ func pv(a *asm, name string, half bool, T, J int) {
 	}
 	v, next, c := a.GP64(), a.GP64(), a.GP64()
 	a.label("tile")
-	a.MOVQ(Mem{Base: offs}, v)
-	a.LEAQ(Mem{Base: offs, Disp: 8}, next)
-	a.MOVQ(U64(16), c)
-	a.CMPQ(n, c)
-	a.CMOVQLT(n, c)
-	a.SUBQ(c, n)
-	a.CMOVQEQ(offs, next)
-	a.MOVQ(Mem{Base: next}, next)
-	a.ADDQ(base, v)
-	a.ADDQ(base, next)
+	a.tile(base, offs, v, next, func() { a.takeKeys(n, c) })
 	a.label("token")
 	for j := range vv {
 		a.load(half, Mem{Base: v, Disp: 16 * size * j}, vv[j])

@@ -82,26 +82,15 @@ func rowKernelsAVX2(a *asm) {
 	e := a.expY()
 	h := a.halfY()
 
-	a.fn("addPartsRowAVX2", "func(x, s0, s1, s2, s3 *float32, nvec int)", "computes x += (s0+s1)+(s2+s3).")
-	x, n := a.param("x"), a.param("nvec")
-	s0, s1, s2, s3 := a.param("s0"), a.param("s1"), a.param("s2"), a.param("s3")
-	u, w := a.YMM(), a.YMM()
-	a.loopY(n, func() {
-		a.VMOVUPS(Mem{Base: s0}, u)
-		a.VADDPS(Mem{Base: s1}, u, u)
-		a.VMOVUPS(Mem{Base: s2}, w)
-		a.VADDPS(Mem{Base: s3}, w, w)
-		a.VADDPS(w, u, u)
-		a.VADDPS(Mem{Base: x}, u, u)
-		a.VMOVUPS(u, Mem{Base: x})
-	}, x, s0, s1, s2, s3)
-
-	normRowsAVX2(a)
-	ropeRowAVX2(a)
+	w := width{"AVX2", a.YMM, a.loopY}
+	addPartsRow(a, w)
+	sumSqAVX2(a)
+	scaleMulRow(a, w, a.scalarY)
+	ropeRow(a, w)
 
 	a.fn("siluMulRowAVX2", "func(gate, up *float32, nvec int)", "computes gate = gate/(1+e^-gate)*up.")
 	g, up, big := a.param("gate"), a.param("up"), a.YMM()
-	n = a.param("nvec")
+	n := a.param("nvec")
 	v, t := a.YMM(), a.YMM()
 	a.VMOVUPS(a.floats("big", 80), big)
 	a.loopY(n, func() {
@@ -117,8 +106,8 @@ func rowKernelsAVX2(a *asm) {
 	}, g, up)
 
 	a.fn("halfRowAVX2", "func(dst *byte, x *float32, nvec int)", "converts nvec vectors to binary16.")
-	dst := a.param("dst")
-	x, n, v = a.param("x"), a.param("nvec"), a.YMM()
+	dst, x := a.param("dst"), a.param("x")
+	n, v = a.param("nvec"), a.YMM()
 	a.SHLQ(Imm(1), n)
 	a.label("loop")
 	a.VMOVUPS(Mem{Base: x}, v)
@@ -131,7 +120,7 @@ func rowKernelsAVX2(a *asm) {
 	a.end()
 }
 
-func normRowsAVX2(a *asm) {
+func sumSqAVX2(a *asm) {
 	a.fn("sumSqRowAVX2", "func(x *float32, nvec int, lanes *float32)", "sums squares into 16 lanes.")
 	x, n, lanes, v, sum := a.param("x"), a.param("nvec"), a.param("lanes"), a.ymms(2), a.ymms(2)
 	a.zeroY(sum...)
@@ -147,31 +136,4 @@ func normRowsAVX2(a *asm) {
 		a.VMOVUPS(sum[i], Mem{Base: lanes, Disp: 32 * i})
 	}
 	a.end()
-
-	a.fn("scaleMulRowAVX2", "func(out, x, w *float32, nvec int, scale float32)", "computes out = x*scale*w.")
-	out, w, sc, p := a.param("out"), a.param("w"), a.scalarY("scale"), a.YMM()
-	x, n = a.param("x"), a.param("nvec")
-	a.loopY(n, func() {
-		a.VMULPS(Mem{Base: x}, sc, p)
-		a.VMULPS(Mem{Base: w}, p, p)
-		a.VMOVUPS(p, Mem{Base: out})
-	}, out, x, w)
-}
-
-func ropeRowAVX2(a *asm) {
-	a.fn("ropeRowAVX2", "func(x, y, cos, sin *float32, nvec int)", "rotates the pairs (x, y).")
-	x, y, co, si, n := a.param("x"), a.param("y"), a.param("cos"), a.param("sin"), a.param("nvec")
-	u, v, c, s, r1, r2 := a.YMM(), a.YMM(), a.YMM(), a.YMM(), a.YMM(), a.YMM()
-	a.loopY(n, func() {
-		a.VMOVUPS(Mem{Base: x}, u)
-		a.VMOVUPS(Mem{Base: y}, v)
-		a.VMOVUPS(Mem{Base: co}, c)
-		a.VMOVUPS(Mem{Base: si}, s)
-		a.VMULPS(v, s, r1)
-		a.VFMSUB231PS(u, c, r1)
-		a.VMULPS(u, s, r2)
-		a.VFMADD231PS(v, c, r2)
-		a.VMOVUPS(r1, Mem{Base: x})
-		a.VMOVUPS(r2, Mem{Base: y})
-	}, x, y, co, si)
 }

@@ -63,10 +63,20 @@ func (a *asm) loop(n Register, body func(), p ...Register) {
 	a.end()
 }
 
+// A width is a size of registers, with which kernels that keep no constants are
+// emitted alike.
+type width struct {
+	suffix string // of names
+	vec    func() VecVirtual
+	loop   func(nvec Register, body func(), p ...Register)
+}
+
 func rowKernels(a *asm) {
-	addPartsRow(a)
-	normRows(a)
-	ropeRow(a)
+	w := width{"", a.ZMM, a.loop}
+	addPartsRow(a, w)
+	sumSqRow(a)
+	scaleMulRow(a, w, a.scalar)
+	ropeRow(a, w)
 	siluRow(a)
 	halfRow(a)
 
@@ -82,12 +92,12 @@ func rowKernels(a *asm) {
 	a.RET()
 }
 
-func addPartsRow(a *asm) {
-	a.fn("addPartsRow", "func(x, s0, s1, s2, s3 *float32, nvec int)", "computes x += (s0+s1)+(s2+s3).")
+func addPartsRow(a *asm, v width) {
+	a.fn("addPartsRow"+v.suffix, "func(x, s0, s1, s2, s3 *float32, nvec int)", "computes x += (s0+s1)+(s2+s3).")
 	x, n := a.param("x"), a.param("nvec")
 	s0, s1, s2, s3 := a.param("s0"), a.param("s1"), a.param("s2"), a.param("s3")
-	u, w := a.ZMM(), a.ZMM()
-	a.loop(n, func() {
+	u, w := v.vec(), v.vec()
+	v.loop(n, func() {
 		a.VMOVUPS(Mem{Base: s0}, u)
 		a.VADDPS(Mem{Base: s1}, u, u)
 		a.VMOVUPS(Mem{Base: s2}, w)
@@ -98,7 +108,7 @@ func addPartsRow(a *asm) {
 	}, x, s0, s1, s2, s3)
 }
 
-func normRows(a *asm) {
+func sumSqRow(a *asm) {
 	a.fn("sumSqRow", "func(x *float32, nvec int, lanes *float32)", "sums squares into 16 lanes.")
 	x, n, lanes, v, sum := a.param("x"), a.param("nvec"), a.param("lanes"), a.ZMM(), a.ZMM()
 	a.zero(sum)
@@ -110,22 +120,26 @@ func normRows(a *asm) {
 	a.JNZ(a.ref("loop"))
 	a.VMOVUPS(sum, Mem{Base: lanes})
 	a.end()
+}
 
-	a.fn("scaleMulRow", "func(out, x, w *float32, nvec int, scale float32)", "computes out = x*scale*w.")
-	out, w, sc := a.param("out"), a.param("w"), a.scalar("scale")
-	x, n = a.param("x"), a.param("nvec")
-	a.loop(n, func() {
-		a.VMULPS(Mem{Base: x}, sc, v)
-		a.VMULPS(Mem{Base: w}, v, v)
-		a.VMOVUPS(v, Mem{Base: out})
+// scaleMulRow gets what broadcasts a parameter.
+func scaleMulRow(a *asm, v width, scalar func(name string) VecVirtual) {
+	a.fn("scaleMulRow"+v.suffix, "func(out, x, w *float32, nvec int, scale float32)", "computes out = x*scale*w.")
+	p := v.vec()
+	out, w, sc := a.param("out"), a.param("w"), scalar("scale")
+	x, n := a.param("x"), a.param("nvec")
+	v.loop(n, func() {
+		a.VMULPS(Mem{Base: x}, sc, p)
+		a.VMULPS(Mem{Base: w}, p, p)
+		a.VMOVUPS(p, Mem{Base: out})
 	}, out, x, w)
 }
 
-func ropeRow(a *asm) {
-	a.fn("ropeRow", "func(x, y, cos, sin *float32, nvec int)", "rotates the pairs (x, y).")
+func ropeRow(a *asm, w width) {
+	a.fn("ropeRow"+w.suffix, "func(x, y, cos, sin *float32, nvec int)", "rotates the pairs (x, y).")
 	x, y, co, si, n := a.param("x"), a.param("y"), a.param("cos"), a.param("sin"), a.param("nvec")
-	u, v, c, s, r1, r2 := a.ZMM(), a.ZMM(), a.ZMM(), a.ZMM(), a.ZMM(), a.ZMM()
-	a.loop(n, func() {
+	u, v, c, s, r1, r2 := w.vec(), w.vec(), w.vec(), w.vec(), w.vec(), w.vec()
+	w.loop(n, func() {
 		a.VMOVUPS(Mem{Base: x}, u)
 		a.VMOVUPS(Mem{Base: y}, v)
 		a.VMOVUPS(Mem{Base: co}, c)
