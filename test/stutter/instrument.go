@@ -26,13 +26,12 @@ type insertion struct {
 	text string
 }
 
-// file returns src with the calls in it, each on the line of its statement, and
-// whether there are any.
-func (in *instrumenter) file(name string, src []byte) ([]byte, bool, error) {
+// file returns src with the calls in it, each on the line of its statement.
+func (in *instrumenter) file(name string, src []byte) ([]byte, error) {
 	fset := token.NewFileSet()
 	tree, err := parser.ParseFile(fset, name, src, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	offset := func(p token.Pos) int { return fset.Position(p).Offset }
 	var all []insertion
@@ -58,10 +57,10 @@ func (in *instrumenter) file(name string, src []byte) ([]byte, bool, error) {
 		return true
 	})
 	if len(all) == 0 {
-		return src, false, nil
+		return src, nil
 	}
 	if in.sites > point.Sites {
-		return nil, false, fmt.Errorf("%s: more than %d statements; name fewer packages", name, point.Sites)
+		return nil, fmt.Errorf("%s: more than %d statements; name fewer packages", name, point.Sites)
 	}
 	all = append(all, insertion{offset(tree.Name.End()), fmt.Sprintf("; import stutter %q", pointPath)})
 	slices.SortStableFunc(all, func(a, b insertion) int { return a.at - b.at })
@@ -73,5 +72,5 @@ func (in *instrumenter) file(name string, src []byte) ([]byte, bool, error) {
 		done = i.at
 	}
 	out.Write(src[done:])
-	return out.Bytes(), true, nil
+	return out.Bytes(), nil
 }

@@ -21,6 +21,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -141,26 +142,21 @@ func (r *runner) build(ctx context.Context, out io.Writer, dir string, patterns 
 		if p.ImportPath == pointPath {
 			continue
 		}
-		for _, files := range [][]string{p.GoFiles, p.TestGoFiles, p.XTestGoFiles} {
-			for _, f := range files {
-				path := filepath.Join(p.Dir, f)
-				src, err := os.ReadFile(path)
-				if err != nil {
-					return nil, err
-				}
-				made, has, err := in.file(path, src)
-				if err != nil {
-					return nil, err
-				}
-				if !has {
-					continue
-				}
-				to := filepath.Join(dir, fmt.Sprintf("%d.go", len(overlay.Replace)))
-				if err := os.WriteFile(to, made, 0o600); err != nil {
-					return nil, err
-				}
-				overlay.Replace[path] = to
+		for _, f := range slices.Concat(p.GoFiles, p.TestGoFiles, p.XTestGoFiles) {
+			path := filepath.Join(p.Dir, f)
+			src, err := os.ReadFile(path)
+			if err != nil {
+				return nil, err
 			}
+			made, err := in.file(path, src)
+			if err != nil {
+				return nil, err
+			}
+			to := filepath.Join(dir, fmt.Sprintf("%d.go", len(overlay.Replace)))
+			if err := os.WriteFile(to, made, 0o600); err != nil {
+				return nil, err
+			}
+			overlay.Replace[path] = to
 		}
 		if len(p.TestGoFiles)+len(p.XTestGoFiles) > 0 {
 			all = append(all, p)

@@ -58,18 +58,18 @@ stutter.Wait(14);again:
 }
 `
 	in := instrumenter{sites: 10}
-	got, has, err := in.file("p.go", []byte(src))
-	if err != nil || !has {
-		t.Fatal(has, err)
+	got, err := in.file("p.go", []byte(src))
+	if err != nil {
+		t.Fatal(err)
 	}
 	if d := cmp.Diff(want, string(got)); d != "" || in.sites != 26 {
 		t.Errorf("%d sites, (-want +got)\n%s", in.sites, d)
 	}
 	const none = "package p\n\ntype t struct{}\n"
-	if got, has, err := in.file("p.go", []byte(none)); err != nil || has || string(got) != none {
-		t.Errorf("%q %v %v", got, has, err)
+	if got, err := in.file("p.go", []byte(none)); err != nil || string(got) != none {
+		t.Errorf("%q %v", got, err)
 	}
-	if _, _, err := in.file("p.go", []byte("package\n")); err == nil || !strings.Contains(err.Error(), "p.go:1") {
+	if _, err := in.file("p.go", []byte("package\n")); err == nil || !strings.Contains(err.Error(), "p.go:1") {
 		t.Error(err)
 	}
 }

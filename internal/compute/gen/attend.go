@@ -205,12 +205,17 @@ func (a *asm) fold(z VecVirtual, op func(hi, lo, dst Op)) {
 	t := a.YMM()
 	a.VEXTRACTF64X4(Imm(1), z, t)
 	op(t, z.AsY(), z.AsY())
-	a.VEXTRACTF128(Imm(1), z.AsY(), t.AsX())
-	op(t.AsX(), z.AsX(), z.AsX())
-	a.VMOVHLPS(z.AsX(), z.AsX(), t.AsX())
-	op(t.AsX(), z.AsX(), z.AsX())
-	a.VMOVSHDUP(z.AsX(), t.AsX())
-	op(t.AsX(), z.AsX(), z.AsX())
+	a.fold8(z, t, op)
+}
+
+// fold8 is the rest of fold, for the lower 8 lanes of v. t is overwritten.
+func (a *asm) fold8(v, t VecVirtual, op func(hi, lo, dst Op)) {
+	a.VEXTRACTF128(Imm(1), v.AsY(), t.AsX())
+	op(t.AsX(), v.AsX(), v.AsX())
+	a.VMOVHLPS(v.AsX(), v.AsX(), t.AsX())
+	op(t.AsX(), v.AsX(), v.AsX())
+	a.VMOVSHDUP(v.AsX(), t.AsX())
+	op(t.AsX(), v.AsX(), v.AsX())
 }
 
 // transposeK emits the conversion of 16 rows of floats to [d][16] of binary16.

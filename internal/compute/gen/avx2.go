@@ -59,11 +59,5 @@ func (a *asm) bytes(param string, n int) Register {
 // foldY is fold for two registers; the result is in the lowest lane of lo.
 func (a *asm) foldY(lo, hi VecVirtual, op func(hi, lo, dst Op)) {
 	op(hi, lo, lo)
-	t := a.XMM()
-	a.VEXTRACTF128(Imm(1), lo, t)
-	op(t, lo.AsX(), lo.AsX())
-	a.VMOVHLPS(lo.AsX(), lo.AsX(), t)
-	op(t, lo.AsX(), lo.AsX())
-	a.VMOVSHDUP(lo.AsX(), t)
-	op(t, lo.AsX(), lo.AsX())
+	a.fold8(lo, a.XMM(), op)
 }

@@ -36,13 +36,7 @@ func mulQuantAVX2(a *asm, name string, f format, T int, nib, ones Mem) {
 	w, d, ng, out := a.param("w"), a.param("d"), a.param("ng"), a.param("out")
 	t32, t4 := a.bytes("t", 32), a.bytes("t", 4)
 	wp, dp, q, da, sum, b := a.GP64(), a.GP64(), a.GP64(), a.GP64(), a.GP64(), a.GP64()
-	wbytes, dbytes := 512, 32
-	if f != q8 {
-		wbytes = 256
-	}
-	if f == q41 {
-		dbytes = 64
-	}
+	wbytes, dbytes := f.bytes()
 	halves := [][]int{{0}, {1}} // one after the other where both at once are too many
 	if T == 1 || T == 2 && f != q8 {
 		halves = [][]int{{0, 1}}
@@ -284,14 +278,4 @@ func quantizeAVX2(a *asm) {
 	a.DECQ(nb)
 	a.JNZ(a.ref("block"))
 	a.end()
-}
-
-// foldInts reduces the 8 integers of v, in any order, to its lowest lane.
-func (a *asm) foldInts(v, t VecVirtual, op func(x, y, z Op)) {
-	a.VEXTRACTI128(Imm(1), v, t.AsX())
-	op(t.AsX(), v.AsX(), v.AsX())
-	a.VPSHUFD(Imm(0x4e), v.AsX(), t.AsX())
-	op(t.AsX(), v.AsX(), v.AsX())
-	a.VPSHUFD(Imm(0xb1), v.AsX(), t.AsX())
-	op(t.AsX(), v.AsX(), v.AsX())
 }

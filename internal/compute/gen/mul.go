@@ -20,6 +20,17 @@ const (
 	q41
 )
 
+// bytes returns those of the weights and of the scales of a group's block.
+func (f format) bytes() (w, d int) {
+	switch f {
+	case q8:
+		return 512, 32
+	case q40:
+		return 256, 32
+	}
+	return 256, 64
+}
+
 func mulKernels(a *asm) {
 	for _, f := range []struct {
 		name string
@@ -58,13 +69,7 @@ func mulQuant(a *asm, name string, f format, T int) {
 	wr, dw := a.zmms(8), a.ZMM()
 	step := min(T, 4)
 	dot := a.zmms(step)
-	wbytes, dbytes := 512, 32
-	if f != q8 {
-		wbytes = 256
-	}
-	if f == q41 {
-		dbytes = 64
-	}
+	wbytes, dbytes := f.bytes()
 
 	a.label("group")
 	a.Load(a.Param("q"), q)
@@ -223,12 +228,7 @@ func quantize(a *asm) {
 	a.VPMAXUD(m1, m0, m0)
 	a.VEXTRACTI64X4(Imm(1), m0, y)
 	a.VPMAXUD(y, m0.AsY(), m0.AsY())
-	a.VEXTRACTI128(Imm(1), m0.AsY(), y.AsX())
-	a.VPMAXUD(y.AsX(), m0.AsX(), m0.AsX())
-	a.VPSHUFD(Imm(0x4e), m0.AsX(), y.AsX())
-	a.VPMAXUD(y.AsX(), m0.AsX(), m0.AsX())
-	a.VPSHUFD(Imm(0xb1), m0.AsX(), y.AsX())
-	a.VPMAXUD(y.AsX(), m0.AsX(), m0.AsX())
+	a.foldInts(m0, y, func(x, y, z Op) { a.VPMAXUD(x, y, z) })
 	a.VPMAXUD(tiny.AsX(), m0.AsX(), m0.AsX())
 	dx, inv, sc := a.XMM(), a.XMM(), a.ZMM()
 	a.VDIVSS(c127.AsX(), m0.AsX(), dx)
@@ -244,12 +244,7 @@ func quantize(a *asm) {
 	a.VPADDD(v1, v0, v0)
 	a.VEXTRACTI64X4(Imm(1), v0, y)
 	a.VPADDD(y, v0.AsY(), v0.AsY())
-	a.VEXTRACTI128(Imm(1), v0.AsY(), y.AsX())
-	a.VPADDD(y.AsX(), v0.AsX(), v0.AsX())
-	a.VPSHUFD(Imm(0x4e), v0.AsX(), y.AsX())
-	a.VPADDD(y.AsX(), v0.AsX(), v0.AsX())
-	a.VPSHUFD(Imm(0xb1), v0.AsX(), y.AsX())
-	a.VPADDD(y.AsX(), v0.AsX(), v0.AsX())
+	a.foldInts(v0, y, func(x, y, z Op) { a.VPADDD(x, y, z) })
 	f, s := a.XMM(), a.GP32()
 	a.VCVTDQ2PS(v0.AsX(), f)
 	a.VMULSS(dx, f, f)
@@ -268,4 +263,14 @@ func quantize(a *asm) {
 	a.DECQ(nb)
 	a.JNZ(a.ref("block"))
 	a.end()
+}
+
+// foldInts reduces the lower 8 integers of v, in any order, to its lowest lane.
+func (a *asm) foldInts(v, t VecVirtual, op func(x, y, z Op)) {
+	a.VEXTRACTI128(Imm(1), v.AsY(), t.AsX())
+	op(t.AsX(), v.AsX(), v.AsX())
+	a.VPSHUFD(Imm(0x4e), v.AsX(), t.AsX())
+	op(t.AsX(), v.AsX(), v.AsX())
+	a.VPSHUFD(Imm(0xb1), v.AsX(), t.AsX())
+	op(t.AsX(), v.AsX(), v.AsX())
 }
